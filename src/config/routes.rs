@@ -1,0 +1,128 @@
+//! The routes: which paths exist, with which methods, what their bodies are, who answers them.
+//!
+//! Takes a path, gives a row. Never knows where a request goes: that is `flow`'s.
+
+/// What a route's body is and which of its fields carry the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// No body is expected; one that comes is forwarded unread.
+    None,
+    /// A JSON object; the prompt-bearing top-level keys, the first that is present counts.
+    Json(&'static [&'static str]),
+    /// `multipart/form-data` with a `model` part.
+    Multipart,
+    /// Anything; forwarded unread.
+    Opaque,
+}
+
+/// Who answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// A worker that serves the body's model.
+    Worker,
+    /// Any usable worker.
+    AnyWorker,
+    /// The worker that knows the id in the path: workers are asked in turn while they say 404.
+    Holder,
+    /// The gateway: 200 while the process lives.
+    Alive,
+    /// The gateway: 200 or 503 with counts and a reason.
+    Ready,
+    /// The gateway: union of the usable workers' models.
+    Models,
+    /// The gateway: the harmless part of what workers say of themselves.
+    ServerInfo,
+}
+
+/// A row of the route table.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Exact path, or with `*` for one path segment.
+    pub path: &'static str,
+    /// Methods, as on the wire and in `Allow`.
+    pub methods: &'static [&'static str],
+    pub body: Body,
+    pub answer: Answer,
+}
+
+const POST: &[&str] = &["POST"];
+const GET: &[&str] = &["GET", "HEAD"];
+
+const fn json(path: &'static str, prompt: &'static [&'static str]) -> Route {
+    Route { path, methods: POST, body: Body::Json(prompt), answer: Answer::Worker }
+}
+
+const fn get(path: &'static str, answer: Answer) -> Route {
+    Route { path, methods: GET, body: Body::None, answer }
+}
+
+/// Every built-in route. The index is the route's number in the tallies.
+pub const ROUTES: &[Route] = &[
+    json("/v1/chat/completions", &["messages"]),
+    json("/v1/completions", &["prompt"]),
+    json("/generate", &["text", "input_ids"]),
+    json("/v1/embeddings", &["input"]),
+    json("/v1/responses", &["input"]),
+    json("/v1/messages", &["messages"]),
+    json("/v1/messages/count_tokens", &["messages"]),
+    json("/v1/rerank", &["documents", "query"]),
+    json("/rerank", &["documents", "query"]),
+    json("/v1/classify", &["input"]),
+    json("/classify", &["input"]),
+    json("/v1/score", &["text_1", "query"]),
+    json("/score", &["text_1", "query"]),
+    json("/pooling", &["input", "messages"]),
+    json("/v1/tokenize", &["prompt", "messages"]),
+    json("/tokenize", &["prompt", "messages"]),
+    json("/v1/detokenize", &["tokens"]),
+    json("/detokenize", &["tokens"]),
+    Route { path: "/v1/audio/transcriptions", methods: POST, body: Body::Multipart, answer: Answer::Worker },
+    Route { path: "/v1/responses/*", methods: GET, body: Body::None, answer: Answer::Holder },
+    Route { path: "/v1/responses/*/cancel", methods: POST, body: Body::Opaque, answer: Answer::Holder },
+    get("/health", Answer::Alive),
+    get("/liveness", Answer::Alive),
+    get("/readiness", Answer::Ready),
+    get("/v1/models", Answer::Models),
+    get("/get_model_info", Answer::AnyWorker),
+    get("/model_info", Answer::AnyWorker),
+    get("/get_server_info", Answer::ServerInfo),
+    get("/health_generate", Answer::AnyWorker),
+];
+
+/// The row number of a path (without query), if the table has it.
+pub fn find(path: &[u8]) -> Option<usize> {
+    ROUTES.iter().position(|r| matches(r.path.as_bytes(), path))
+}
+
+fn matches(pattern: &[u8], path: &[u8]) -> bool {
+    if !pattern.contains(&b'*') {
+        return pattern == path;
+    }
+    let mut have = path.split(|b| *b == b'/');
+    let mut want = pattern.split(|b| *b == b'/');
+    loop {
+        match (want.next(), have.next()) {
+            (None, None) => return true,
+            (Some(b"*"), Some(segment)) if !segment.is_empty() => {}
+            (Some(w), Some(h)) if w == h && w != b"*" => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_found_exactly() {
+        for (i, r) in ROUTES.iter().enumerate() {
+            assert_eq!(find(r.path.replace('*', "resp_1").as_bytes()), Some(i), "{}", r.path);
+        }
+        for path in
+            ["/", "", "/v1/chat/completions/", "/v1/chat", "/flush_cache", "/v1/responses/", "/v1/responses/a/b"]
+        {
+            assert_eq!(find(path.as_bytes()), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Every way a request can fail, in one table.
+//!
+//! Takes a [`What`], gives status, blame, error code and label. Never does I/O; a room that meets a
+//! fault returns it, and `flow` alone decides what the client sees of it.
+
+use std::fmt;
+
+/// The room in which the fault was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    Receive,
+    Inspect,
+    Route,
+    Dispatch,
+    Relay,
+}
+
+/// Who is to blame; decides what the breaker and the logs make of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    Client,
+    Worker,
+    Gateway,
+}
+
+macro_rules! faults {
+    ($( $what:ident = $at:ident $whose:ident $status:literal $code:literal $retry:literal $text:literal; )*) => {
+        /// What went wrong. The variants' texts are what the client reads.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum What { $( #[doc = $text] $what, )* }
+
+        impl What {
+            /// All faults, in table order.
+            pub const ALL: &'static [What] = &[ $( What::$what, )* ];
+
+            /// The fault's row of the table.
+            pub const fn row(self) -> Row {
+                match self {
+                    $( What::$what => Row { at: Where::$at, whose: Whose::$whose, status: $status, code: $code, retry: $retry, text: $text }, )*
+                }
+            }
+        }
+    };
+}
+
+/// A row of the fault table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The room that meets it.
+    pub at: Where,
+    /// Who is to blame.
+    pub whose: Whose,
+    /// HTTP status for the client; 0 where no answer is possible (the connection is cut).
+    pub status: u16,
+    /// Machine-readable code: `error.code` of the body, the `X-Corelane-Error` header and the metric label.
+    pub code: &'static str,
+    /// Whether another worker may be tried, as long as the client has not seen a byte.
+    pub retry: bool,
+    /// Sentence for people; a detail may follow.
+    pub text: &'static str,
+}
+
+faults! {
+    // what              room     blame   status code                     retry  text
+    BadRequestLine     = Receive  Client  400 "bad_request_line"          false "The request line is not valid HTTP/1.1.";
+    BadHeader          = Receive  Client  400 "bad_header"                false "A header field is not valid HTTP/1.1.";
+    BadFraming         = Receive  Client  400 "bad_framing"               false "The body length is stated in a contradictory or invalid way.";
+    BadChunk           = Receive  Client  400 "bad_chunk"                 false "The chunked body is not well formed.";
+    BadHost            = Receive  Client  400 "bad_host"                  false "HTTP/1.1 needs exactly one valid Host header.";
+    TargetTooLong      = Receive  Client  414 "target_too_long"           false "The request target is too long.";
+    HeadTooLarge       = Receive  Client  431 "head_too_large"            false "The request head is too large.";
+    TooManyHeaders     = Receive  Client  431 "too_many_headers"          false "The request has too many header fields.";
+    BodyTooLarge       = Receive  Client  413 "body_too_large"            false "The request body is larger than this gateway accepts.";
+    ExpectationUnknown = Receive  Client  417 "expectation_failed"        false "Only `Expect: 100-continue` is supported.";
+    MethodUnknown      = Receive  Client  501 "method_not_implemented"    false "This method is not implemented.";
+    CodingUnknown      = Receive  Client  501 "transfer_coding_unknown"   false "The only supported transfer coding is chunked.";
+    UpgradeRefused     = Receive  Client  501 "upgrade_not_supported"     false "Protocol upgrades are not supported.";
+    VersionUnknown     = Receive  Client  505 "http_version_unsupported"  false "Only HTTP/1.1 and HTTP/1.0 are supported.";
+    HeadTimeout        = Receive  Client  408 "head_timeout"              false "The request head did not arrive in time.";
+    BodyTimeout        = Receive  Client  408 "body_timeout"              false "The request body did not arrive in time.";
+    ClientGone         = Receive  Client  0   "client_gone"               false "The client closed the connection.";
+    PathUnknown        = Inspect  Client  404 "not_found"                 false "No such route.";
+    MethodNotAllowed   = Inspect  Client  405 "method_not_allowed"        false "This route does not support the method.";
+    BadJson            = Inspect  Client  400 "invalid_json"              false "The body is not valid JSON.";
+    BadField           = Inspect  Client  400 "invalid_field"             false "A field of the body has the wrong type.";
+    BadMultipart       = Inspect  Client  400 "invalid_multipart"         false "The body is not valid multipart/form-data.";
+    ModelUnknown       = Route    Client  404 "model_not_found"           false "No worker serves this model.";
+    NoWorker           = Route    Gateway 503 "no_usable_worker"          false "No worker is usable at the moment.";
+    ShuttingDown       = Route    Gateway 503 "shutting_down"             false "The gateway is shutting down.";
+    ConnectFailed      = Dispatch Worker  502 "worker_unreachable"        true  "The worker could not be reached.";
+    ConnectTimeout     = Dispatch Worker  504 "worker_connect_timeout"    true  "The worker did not accept the connection in time.";
+    WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
+    BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
+    AnswerTimeout      = Dispatch Worker  504 "worker_timeout"            false "The worker did not answer in time.";
+    RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
+    OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many request bytes as it is allowed to.";
+    Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
+    CutBadFraming      = Relay    Worker  0   "worker_bad_framing"        false "The worker's answer broke its own framing.";
+    CutTimeout         = Relay    Worker  0   "request_timeout_midway"    false "The answer took longer than this gateway allows.";
+    ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
+    ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading.";
+    Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";
+}
+
+/// One fault of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which row of the table.
+    pub what: What,
+    /// What the row's sentence cannot know (an offset, a name), for the client; empty for none.
+    pub detail: Box<str>,
+}
+
+impl Fault {
+    /// A fault with a detail that is appended to the row's sentence.
+    pub fn with(what: What, detail: impl Into<Box<str>>) -> Self {
+        Fault { what, detail: detail.into() }
+    }
+
+    /// The fault's row of the table.
+    pub fn row(&self) -> Row {
+        self.what.row()
+    }
+}
+
+impl From<What> for Fault {
+    fn from(what: What) -> Self {
+        Fault { what, detail: Box::default() }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().text)?;
+        if !self.detail.is_empty() {
+            write!(f, " {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Fault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_statuses_are_errors() {
+        for (i, a) in What::ALL.iter().enumerate() {
+            let row = a.row();
+            assert!(row.status == 0 || (400..600).contains(&row.status), "{a:?}");
+            assert_eq!(
+                row.status == 0,
+                matches!(a, What::ClientGone) || row.at == Where::Relay && *a != What::Panic,
+                "{a:?}"
+            );
+            for b in &What::ALL[i + 1..] {
+                assert_ne!(row.code, b.row().code, "{a:?} and {b:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! corelane: a thread-per-core LLM inference gateway. The map, in reading order:
+//!
+//! * `flow` — the walk of one request; whoever reads it has read the proxy.
+//! * `lane` — what one core owns: the ring, connections, pools, timers, buffers, its view of the fleet.
+//! * [`shared`] — what every core sees: roster, load, vitals, tallies.
+//! * `control` — the other plane: probes, admin listener, the only writer of the roster.
+//! * `http1` — sans-I/O HTTP/1.1. [`config`] — one row an option. [`metrics`] — one row a metric.
+//! * [`fault`] — every way to fail, in one table. [`limits`] — every bound, named.
+//! * `boot` — cores become lanes. `cli` — subcommands. `mock` — the mock inference engine.
+
+pub mod config;
+pub mod fault;
+pub mod limits;
+pub mod metrics;
+pub mod shared;
+pub mod span;

@@ -1,0 +1,54 @@
+//! Every bound of the process, named, with const asserts that tie them together.
+//!
+//! Takes nothing, gives constants. Never holds a default that a user may change: those stand in the
+//! option table (`config::options`); what stands here is what the code's own shapes depend on.
+
+/// Most workers that one process can know at a time (slots of the load and vitals arrays).
+pub const MAX_WORKERS: usize = 4096;
+/// Most lanes (data-plane cores) of one process.
+pub const MAX_LANES: usize = 256;
+/// Most model names that a single worker may announce; further ones are ignored with a warning.
+pub const MAX_MODELS_PER_WORKER: usize = 256;
+/// Bits of the packed load word that hold the processed count; the in-flight count lies above.
+pub const PROCESSED_BITS: u32 = 40;
+/// Bits of the packed load word that hold the in-flight count.
+pub const IN_FLIGHT_BITS: u32 = 24;
+/// Fleets up to this size are always read fresh; larger ones through the shard-local copy.
+pub const FRESH_FLEET: usize = 64;
+/// Age in microseconds after which a lane's copy of the load words is refreshed whole.
+pub const VIEW_AGE_US: u64 = 50;
+/// Failed compare-and-swap tries of one selection before it takes what it has with an unconditional add.
+pub const RESERVE_TRIES: usize = 8;
+
+/// Bytes of one receive buffer of the lane's provided-buffer ring.
+pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
+/// Receive buffers a lane registers with its ring; a power of two (the kernel masks the index).
+pub const RECV_BUFFERS: usize = 1024;
+/// Entries of a lane's submission queue.
+pub const RING_ENTRIES: u32 = 4096;
+/// Entries of a lane's completion queue; the kernel keeps overflow, so this is about speed only.
+pub const RING_COMPLETIONS: u32 = 16 * 1024;
+/// Body bytes received and scanned before other connections of the lane get a turn.
+pub const BODY_TURN_BYTES: usize = 64 * 1024;
+/// Bodies up to this size travel in the same send as the head.
+pub const ONE_SEND_BYTES: usize = 32 * 1024;
+/// Longest request target (path and query) in bytes.
+pub const MAX_TARGET_BYTES: usize = 8 * 1024;
+/// Longest request or trace id that is passed on, in bytes; a longer one is replaced.
+pub const MAX_REQUEST_ID_BYTES: usize = 256;
+/// Longest chunk-size line of chunked coding, extensions included, in bytes.
+pub const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
+/// Longest trailer section in bytes.
+pub const MAX_TRAILER_BYTES: usize = 16 * 1024;
+/// Deepest nesting of a JSON body (the peers' parser, Python's, gives up near 1000).
+pub const MAX_JSON_DEPTH: usize = 512;
+/// New connections that may wait for one lane to take them over.
+pub const HANDOVER_QUEUE: usize = 1024;
+/// Interim (1xx) answers accepted from a worker before its final one.
+pub const MAX_INTERIM: usize = 16;
+
+const _: () = assert!(PROCESSED_BITS + IN_FLIGHT_BITS == 64);
+const _: () = assert!(MAX_WORKERS <= u16::MAX as usize);
+const _: () = assert!(RECV_BUFFERS.is_power_of_two() && RECV_BUFFERS <= 32768);
+const _: () = assert!(RING_COMPLETIONS >= RING_ENTRIES);
+const _: () = assert!(BODY_TURN_BYTES >= RECV_BUFFER_BYTES);
