@@ -97,6 +97,7 @@ faults! {
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
     CutBadFraming      = Relay    Worker  0   "worker_bad_framing"        false "The worker's answer broke its own framing.";
     CutTimeout         = Relay    Worker  0   "request_timeout_midway"    false "The answer took longer than this gateway allows.";
+    CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
     ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading.";
     Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";

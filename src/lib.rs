@@ -4,13 +4,20 @@
 //! * `lane` — what one core owns: the ring, connections, pools, timers, buffers, its view of the fleet.
 //! * [`shared`] — what every core sees: roster, load, vitals, tallies.
 //! * `control` — the other plane: probes, admin listener, the only writer of the roster.
-//! * `http1` — sans-I/O HTTP/1.1. [`config`] — one row an option. [`metrics`] — one row a metric.
+//! * [`http1`] — sans-I/O HTTP/1.1. [`config`] — one row an option. [`metrics`] — one row a metric.
 //! * [`fault`] — every way to fail, in one table. [`limits`] — every bound, named.
 //! * `boot` — cores become lanes. `cli` — subcommands. `mock` — the mock inference engine.
 
+pub mod boot;
+pub mod cli;
 pub mod config;
+pub mod control;
 pub mod fault;
+pub mod flow;
+pub mod http1;
+pub mod lane;
 pub mod limits;
 pub mod metrics;
+pub mod mock;
 pub mod shared;
 pub mod span;

@@ -44,6 +44,8 @@ pub const MAX_TRAILER_BYTES: usize = 16 * 1024;
 pub const MAX_JSON_DEPTH: usize = 512;
 /// New connections that may wait for one lane to take them over.
 pub const HANDOVER_QUEUE: usize = 1024;
+/// Workers that are asked for one that holds an id.
+pub const MAX_HOLDER_TRIES: u32 = 16;
 /// Interim (1xx) answers accepted from a worker before its final one.
 pub const MAX_INTERIM: usize = 16;
 

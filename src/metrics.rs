@@ -1,7 +1,77 @@
 //! One row a metric: name, type, labels, help; exposition and docs derive from it.
 //!
 //! Takes nothing, gives the rows and the enum by which lanes count. Never holds a value: values live in
-//! `shared::tallies` (written by lanes) and are read by `control`.
+//! `shared` (written by lanes) and are read by `control` when somebody asks. Two parts make the table: plain
+//! counters of lanes ([`Tally`]) and what control works out of other shared state ([`Metric`]).
+
+use std::fmt::Write;
+
+/// What a metric's values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows; exposed with the suffix `_total`.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Cumulative buckets (see [`LATENCY_BUCKETS`]), sum and count.
+    Histogram,
+}
+
+impl Kind {
+    /// Lower-case name, as in the exposition.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// A row of the metric table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row<'a> {
+    /// Name without the suffixes that exposition adds (`_total`, `_bucket`, `_sum`, `_count`).
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Label names, in the order of exposition.
+    pub labels: &'a [&'static str],
+    /// One line of prose.
+    pub help: &'static str,
+}
+
+macro_rules! computed {
+    ($( $metric:ident $kind:ident $name:literal $labels:tt $help:literal; )*) => {
+        /// A metric that control works out at scrape time.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Metric { $( #[doc = $help] $metric, )* }
+
+        impl Metric {
+            /// All computed metrics, in table order.
+            pub const ALL: &'static [Metric] = &[ $( Metric::$metric, )* ];
+
+            /// The metric's row of the table.
+            pub const fn row(self) -> Row<'static> {
+                match self {
+                    $( Metric::$metric => Row { name: $name, kind: Kind::$kind, labels: &$labels, help: $help }, )*
+                }
+            }
+        }
+    };
+}
+
+computed! {
+    BuildInfo        Gauge     "corelane_build_info"         ["version"]           "The running version; always 1.";
+    Requests         Counter   "corelane_requests"           ["route", "status"]   "Finished requests by route (`other`: extra routes and unknown paths) and status (`cut`: broken off without one). Only what happened is shown.";
+    Faults           Counter   "corelane_faults"             ["code"]              "Faults met, by the code that the client is told.";
+    FirstByte        Histogram "corelane_first_byte_seconds" []                    "Seconds from a request's first byte to its answer's first byte.";
+    RequestSeconds   Histogram "corelane_request_seconds"    []                    "Seconds from a request's first byte to its answer's last byte.";
+    WorkerInFlight   Gauge     "corelane_worker_inflight"    ["worker", "role"]    "Requests that the worker has now.";
+    WorkerSelected   Counter   "corelane_worker_selected"    ["worker", "role"]    "Times the worker was chosen.";
+    WorkerUp         Gauge     "corelane_worker_up"          ["worker", "role"]    "1 while the worker may be given requests, else 0.";
+    Workers          Gauge     "corelane_workers"            ["state"]             "Workers by what the probes think of them.";
+    LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
+}
 
 macro_rules! lane_counters {
     ($( $tally:ident $name:literal $labels:literal $help:literal; )*) => {
@@ -50,9 +120,9 @@ pub const LATENCY_BUCKETS: [f64; 18] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Statuses that are counted one by one; any other is counted as its class's last entry (`2xx` … `5xx`, `0` = cut).
-pub const STATUSES: [u16; 24] = [
+pub const STATUSES: [u16; 25] = [
     0, 200, 204, 206, 299, 304, 399, 400, 401, 403, 404, 405, 408, 413, 417, 422, 429, 431, 499, 500, 501, 502, 503,
-    504,
+    504, 599,
 ];
 
 /// Place of a status in [`STATUSES`]: its own, or that of its class.
@@ -64,9 +134,110 @@ pub fn status_index(status: u16) -> usize {
                 1 | 2 => 299,
                 3 => 399,
                 4 => 499,
-                _ => 500,
+                _ => 599,
             };
             STATUSES.binary_search(&class).expect("classes stand in the list")
         }
+    }
+}
+
+/// Label of an entry of [`STATUSES`].
+pub fn status_label(status: u16) -> String {
+    match status {
+        0 => "cut".into(),
+        299 | 399 | 499 | 599 => format!("{}xx", status / 100),
+        _ => status.to_string(),
+    }
+}
+
+impl Tally {
+    /// The fixed label of the row, as name and value.
+    pub fn label(self) -> Option<(&'static str, &'static str)> {
+        let (name, value) = self.row().1.split_once('=')?;
+        Some((name, value.trim_matches('"')))
+    }
+}
+
+/// The table: every metric that is exposed, one row a name.
+pub fn table() -> Vec<Row<'static>> {
+    let mut rows: Vec<Row<'static>> = Metric::ALL.iter().map(|m| m.row()).collect();
+    for tally in Tally::ALL {
+        let (name, _, help) = tally.row();
+        if rows.iter().any(|r| r.name == name) {
+            continue;
+        }
+        let labels: &'static [&'static str] = match tally.label() {
+            None => &[],
+            Some(("direction", _)) => &["direction"],
+            Some((other, _)) => unreachable!("a label of lane counters without a place in the table: {other}"),
+        };
+        rows.push(Row { name, kind: Kind::Counter, labels, help });
+    }
+    rows
+}
+
+/// The table as the text of `tuning/metrics.md`.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Metrics\n\nServed as OpenMetrics text at `GET /metrics` of the admin listener. Written from the table in \
+         `src/metrics.rs` (`CORELANE_BLESS=1 cargo test metrics` rewrites this page).\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for row in table() {
+        let suffix = if row.kind == Kind::Counter { "_total" } else { "" };
+        let labels = row.labels.iter().map(|l| format!("`{l}`")).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(page, "| `{}{suffix}` | {} | {labels} | {} |", row.name, row.kind.name(), row.help);
+    }
+    let bounds = LATENCY_BUCKETS.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+    let _ = writeln!(page, "\nUpper bounds of the histograms' buckets, in seconds: {bounds}.");
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_page_matches_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tuning/metrics.md");
+        if std::env::var_os("CORELANE_BLESS").is_some() {
+            std::fs::write(path, markdown()).expect("the page can be written");
+        }
+        let page = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(page == markdown(), "tuning/metrics.md is stale; CORELANE_BLESS=1 cargo test metrics rewrites it");
+    }
+
+    #[test]
+    fn rows_are_well_formed() {
+        let rows = table();
+        for (i, row) in rows.iter().enumerate() {
+            let plain = |s: &str| s.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            assert!(row.name.starts_with("corelane_") && plain(row.name), "{}", row.name);
+            assert!(!row.name.ends_with("_total"), "{}: the suffix is added", row.name);
+            assert!(row.labels.iter().all(|l| plain(l) && *l != "le"), "{}", row.name);
+            // The encoder writes help as it is: nothing in it may need escaping.
+            assert!(row.help.ends_with('.') && !row.help.contains(['\\', '\n', '"', '|']), "{}", row.name);
+            assert!(rows[i + 1..].iter().all(|other| other.name != row.name), "{} twice", row.name);
+        }
+    }
+
+    #[test]
+    fn statuses_find_their_place_and_label() {
+        for (status, label) in [
+            (0, "cut"),
+            (100, "2xx"),
+            (200, "200"),
+            (201, "2xx"),
+            (302, "3xx"),
+            (404, "404"),
+            (418, "4xx"),
+            (499, "4xx"),
+        ] {
+            assert_eq!(status_label(STATUSES[status_index(status)]), label);
+        }
+        for (status, label) in [(500, "500"), (505, "5xx"), (599, "5xx"), (700, "5xx")] {
+            assert_eq!(status_label(STATUSES[status_index(status)]), label);
+        }
+        assert!(STATUSES.is_sorted());
     }
 }

@@ -6,6 +6,8 @@
 pub mod drain;
 pub mod handover;
 pub mod load;
+pub mod memory;
+pub mod readiness;
 pub mod roster;
 pub mod rotation;
 pub mod tallies;
@@ -24,10 +26,14 @@ pub struct Shared {
     pub rotation: rotation::Rotation,
     /// Counters, one cache-padded block a lane. Writer: that lane.
     pub tallies: tallies::Tallies,
+    /// Memory for buffered bodies. Writers: receive, every lane.
+    pub memory: memory::Memory,
     /// New connections on their way to another lane. Writer: accept.
     pub handover: handover::Handover,
     /// Where the process stands between start and exit. Writer: boot.
     pub drain: drain::Drain,
+    /// Counts behind `/readiness`. Writer: control.
+    pub readiness: readiness::Readiness,
 }
 
 impl Shared {
@@ -39,8 +45,10 @@ impl Shared {
             vitals: vitals::Vitals::new(),
             rotation: rotation::Rotation::new(),
             tallies: tallies::Tallies::new(lanes),
+            memory: memory::Memory::default(),
             handover: handover::Handover::new(lanes),
             drain: drain::Drain::new(),
+            readiness: readiness::Readiness::new(),
         }))
     }
 }

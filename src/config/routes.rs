@@ -94,7 +94,8 @@ pub fn find(path: &[u8]) -> Option<usize> {
     ROUTES.iter().position(|r| matches(r.path.as_bytes(), path))
 }
 
-fn matches(pattern: &[u8], path: &[u8]) -> bool {
+/// Whether a path is what a pattern (with `*` for one segment) says.
+pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
     if !pattern.contains(&b'*') {
         return pattern == path;
     }

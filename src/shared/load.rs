@@ -1,12 +1,23 @@
 //! In-flight and processed counts of every worker, and the guard that keeps them honest.
 //!
 //! Takes reservations from every lane, gives guards whose drop releases them. Never counts below zero,
-//! never loses a release, never is reset. (First form; see `reserve`.)
+//! never loses a release, never carries from one count into the other, never is reset.
+//!
+//! Every `Ordering` here is relaxed: a word publishes nothing but itself, and the modification order of the one
+//! atomic is all that reserving and releasing need. The one decision that does join a word with something else, the
+//! reuse of a slot, gets its order from [`super::roster::Roster::saw`] and `oldest_seen`.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::roster::Slot;
-use crate::limits::{MAX_WORKERS, PROCESSED_BITS};
+use crate::limits::{IN_FLIGHT_BITS, MAX_WORKERS, PROCESSED_BITS};
+
+/// One request in flight, as it stands in the packed word.
+const ONE_IN_FLIGHT: u64 = 1 << PROCESSED_BITS;
+const PROCESSED_MASK: u64 = ONE_IN_FLIGHT - 1;
+/// Most requests in flight that the word can hold; a worker there is full.
+const MOST_IN_FLIGHT: u32 = (1 << IN_FLIGHT_BITS) - 1;
 
 /// The packed counts of one worker: in-flight in the high 24 bits, processed in the low 40, so that the
 /// word compares as (in-flight, processed).
@@ -14,29 +25,96 @@ use crate::limits::{MAX_WORKERS, PROCESSED_BITS};
 pub struct Word(pub u64);
 
 impl Word {
+    /// The word of these counts; processed is taken modulo 2^40.
+    ///
+    /// # Panics
+    /// In debug builds when `in_flight` needs more than 24 bits.
+    pub const fn new(in_flight: u32, processed: u64) -> Word {
+        debug_assert!(in_flight <= MOST_IN_FLIGHT);
+        Word((in_flight as u64) << PROCESSED_BITS | processed & PROCESSED_MASK)
+    }
+
     /// Requests that hold a guard on the worker now.
     pub const fn in_flight(self) -> u32 {
         (self.0 >> PROCESSED_BITS) as u32
     }
+
     /// Requests that were ever given to the worker, plus its starting credit; modulo 2^40.
     pub const fn processed(self) -> u64 {
-        self.0 & ((1 << PROCESSED_BITS) - 1)
+        self.0 & PROCESSED_MASK
+    }
+
+    /// Whether the in-flight count cannot grow any more.
+    pub const fn is_full(self) -> bool {
+        self.in_flight() == MOST_IN_FLIGHT
+    }
+
+    /// The word after one more reservation; `None` when it is full. Processed wraps without a carry.
+    pub const fn reserved(self) -> Option<Word> {
+        if self.is_full() { None } else { Some(Word::new(self.in_flight() + 1, self.processed() + 1)) }
+    }
+
+    /// The word after one release; `None` when nothing is in flight.
+    pub const fn released(self) -> Option<Word> {
+        if self.in_flight() == 0 { None } else { Some(Word(self.0 - ONE_IN_FLIGHT)) }
     }
 }
 
 /// Counts by slot.
 pub struct Load {
+    // Dense, eight to a cache line: a selection reads all of them, and reading is what there is most of.
     words: Box<[AtomicU64]>,
 }
 
 impl Load {
+    /// Every slot idle.
     pub fn new() -> Self {
         Load { words: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// The current word of a slot.
+    #[inline]
     pub fn word(&self, slot: Slot) -> Word {
         Word(self.words[slot as usize].load(Ordering::Relaxed))
+    }
+
+    /// Reserves a place on the slot's worker if its word still is `expected`.
+    ///
+    /// # Errors
+    /// The current word, when it is another or full: choose again with it.
+    #[inline]
+    pub fn reserve(&'static self, slot: Slot, era: u32, expected: Word) -> Result<LoadGuard, Word> {
+        let Some(next) = expected.reserved() else { return Err(self.word(slot)) };
+        match self.words[slot as usize].compare_exchange(expected.0, next.0, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Ok(LoadGuard { load: self, slot, era }),
+            Err(current) => Err(Word(current)),
+        }
+    }
+
+    /// Reserves a place on the slot's worker whatever its word is; `None` only when the worker is full.
+    pub fn reserve_unconditional(&'static self, slot: Slot, era: u32) -> Option<LoadGuard> {
+        // Not a bare add: that would carry from one count into the other at either one's end.
+        self.step(slot, Word::reserved).ok().map(|_| LoadGuard { load: self, slot, era })
+    }
+
+    /// Sets the processed count (modulo 2^40) and leaves the in-flight count as it is: the starting credit of a
+    /// worker that joins or comes back, see [`super::roster::Snapshot::welcome`].
+    pub fn seed(&self, slot: Slot, processed: u64) {
+        let seeded = self.step(slot, |word| Some(Word::new(word.in_flight(), processed)));
+        debug_assert!(seeded.is_ok());
+    }
+
+    fn release(&self, slot: Slot) {
+        let released = self.step(slot, Word::released);
+        debug_assert!(released.is_ok(), "slot {slot} was released without a reservation");
+    }
+
+    /// One transition of a slot's word; lock-free. Gives the old word, as an error when there is no transition.
+    fn step(&self, slot: Slot, transition: impl Fn(Word) -> Option<Word>) -> Result<Word, Word> {
+        self.words[slot as usize]
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| transition(Word(word)).map(|next| next.0))
+            .map(Word)
+            .map_err(Word)
     }
 }
 
@@ -47,10 +125,11 @@ impl Default for Load {
 }
 
 /// One reservation. Born at selection, dies when the leg has ended; its drop subtracts the in-flight part only.
+/// It may end on another thread than the one that made it, and it cannot be copied.
 #[must_use = "a dropped guard releases the reservation"]
-#[derive(Debug)]
 pub struct LoadGuard {
-    // filled in by the routing work: &'static AtomicU64 of the slot, slot, era
+    // The counts live as long as the process, so no reference count is touched here.
+    load: &'static Load,
     slot: Slot,
     era: u32,
 }
@@ -60,8 +139,99 @@ impl LoadGuard {
     pub fn slot(&self) -> Slot {
         self.slot
     }
+
     /// The reserved worker's era.
     pub fn era(&self) -> u32 {
         self.era
+    }
+}
+
+impl Drop for LoadGuard {
+    #[inline]
+    fn drop(&mut self) {
+        self.load.release(self.slot);
+    }
+}
+
+impl fmt::Debug for LoadGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadGuard").field("slot", &self.slot).field("era", &self.era).finish()
+    }
+}
+
+const _: () = {
+    const fn may_travel<T: Send>() {}
+    may_travel::<LoadGuard>();
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leak() -> &'static Load {
+        Box::leak(Box::new(Load::new()))
+    }
+
+    #[test]
+    fn words_compare_by_in_flight_then_processed() {
+        assert!(Word::new(0, PROCESSED_MASK) < Word::new(1, 0));
+        assert!(Word::new(1, 6) < Word::new(1, 7));
+        assert_eq!((Word::new(3, 9).in_flight(), Word::new(3, 9).processed()), (3, 9));
+    }
+
+    #[test]
+    fn a_drop_gives_back_the_in_flight_part_only() {
+        let load = leak();
+        let guard = load.reserve(7, 3, Word(0)).unwrap();
+        assert_eq!(load.word(7), Word::new(1, 1));
+        assert_eq!((guard.slot(), guard.era()), (7, 3));
+        drop(guard);
+        assert_eq!(load.word(7), Word::new(0, 1));
+    }
+
+    #[test]
+    fn a_stale_expectation_gets_the_current_word() {
+        let load = leak();
+        let _held = load.reserve(0, 1, Word(0)).unwrap();
+        assert_eq!(load.reserve(0, 1, Word(0)).unwrap_err(), Word::new(1, 1));
+    }
+
+    #[test]
+    fn processed_wraps_without_a_carry() {
+        let load = leak();
+        load.seed(0, PROCESSED_MASK);
+        let first = load.reserve(0, 1, load.word(0)).unwrap();
+        assert_eq!(load.word(0), Word::new(1, 0));
+        load.seed(0, PROCESSED_MASK);
+        let second = load.reserve_unconditional(0, 1).unwrap();
+        assert_eq!(load.word(0), Word::new(2, 0));
+        drop((first, second));
+        assert_eq!(load.word(0), Word::new(0, 0));
+    }
+
+    #[test]
+    fn a_full_worker_refuses() {
+        let load = leak();
+        load.words[0].store(Word::new(MOST_IN_FLIGHT, 5).0, Ordering::Relaxed);
+        assert_eq!(load.reserve(0, 1, load.word(0)).unwrap_err(), Word::new(MOST_IN_FLIGHT, 5));
+        assert!(load.reserve_unconditional(0, 1).is_none());
+        assert_eq!(load.word(0), Word::new(MOST_IN_FLIGHT, 5));
+    }
+
+    #[test]
+    fn seeding_keeps_what_is_in_flight() {
+        let load = leak();
+        let _held = load.reserve_unconditional(4, 1).unwrap();
+        load.seed(4, 1000);
+        assert_eq!(load.word(4), Word::new(1, 1000));
+    }
+
+    #[test]
+    fn a_release_without_a_reservation_saturates() {
+        let load = leak();
+        load.seed(1, 9);
+        let outcome = std::panic::catch_unwind(|| load.release(1));
+        assert_eq!(outcome.is_err(), cfg!(debug_assertions));
+        assert_eq!(load.word(1), Word::new(0, 9));
     }
 }

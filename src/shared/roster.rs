@@ -1,9 +1,10 @@
-//! Which workers exist: an immutable snapshot behind one pointer, with a generation.
+//! Which workers exist: an immutable snapshot behind one pointer, with a generation, and the book of slots.
 //!
 //! Takes worker lists from the control thread (the only writer), gives lanes a snapshot and a cheap way
 //! to see that it moved. Never reuses a slot whose in-flight count is not zero, nor one that some lane may
 //! still know under its old tenant. A stale snapshot is legal for one request.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +12,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use crossbeam::utils::CachePadded;
 
+use super::Shared;
+use super::load::Load;
+use super::vitals::{Health, Vitals};
+use crate::limits::MAX_WORKERS;
+
 /// Index of a worker in the load and vitals arrays; below [`crate::limits::MAX_WORKERS`].
 pub type Slot = u16;
 
 pub use crate::config::Role;
+
+/// All roles, in the order of their discriminants.
+pub const ROLES: [Role; 3] = [Role::Regular, Role::Prefill, Role::Decode];
 
 /// One worker as lanes see it. Immutable: a change makes a new value in a new snapshot.
 #[derive(Clone, Debug)]
@@ -38,13 +47,141 @@ pub struct Worker {
     pub server_info: Option<Box<str>>,
 }
 
-/// An immutable list of workers.
-#[derive(Debug, Default)]
+/// The workers of one role that serve one model, or all workers of the role. Who of them is usable stands in
+/// [`Vitals`], not here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// `None`: every worker of the role, whatever it serves.
+    pub model: Option<Box<str>>,
+    pub role: Role,
+    /// Members that have an address, in slot order.
+    pub slots: Box<[Slot]>,
+    /// Their eras, in the same order.
+    pub eras: Box<[u32]>,
+    /// Members without an address, which cannot be chosen.
+    pub unresolved: usize,
+}
+
+impl Pool {
+    fn of<'a>(model: Option<&str>, role: Role, members: impl Iterator<Item = &'a Worker> + Clone) -> Pool {
+        let resolved = members.clone().filter(|w| !w.addrs.is_empty());
+        Pool {
+            model: model.map(Box::from),
+            role,
+            slots: resolved.clone().map(|w| w.slot).collect(),
+            eras: resolved.map(|w| w.era).collect(),
+            unresolved: members.filter(|w| w.addrs.is_empty()).count(),
+        }
+    }
+}
+
+/// An immutable list of workers, and the pools they form. Pools are laid out here, once a publication, so that
+/// lanes need not.
+#[derive(Debug)]
 pub struct Snapshot {
     /// Grows by one with every publication; 0 is the empty list at start.
     pub generation: u64,
     /// In slot order.
     pub workers: Box<[Arc<Worker>]>,
+    /// One a (model, role) that some worker serves, sorted by model (as bytes) and role.
+    pub pools: Box<[Pool]>,
+    /// Every worker of a role, by role (see [`Snapshot::everyone`]).
+    everyone: [Pool; ROLES.len()],
+    /// Place in `workers` by slot; `NOBODY` where the slot is free.
+    by_slot: Box<[u16]>,
+}
+
+const NOBODY: u16 = u16::MAX;
+const _: () = assert!(MAX_WORKERS <= NOBODY as usize);
+
+/// A snapshot that its reader keeps until it takes the next one.
+pub type Published = Arc<Snapshot>;
+
+impl Snapshot {
+    /// A list of workers in any order.
+    pub fn new(generation: u64, mut workers: Vec<Arc<Worker>>) -> Self {
+        workers.sort_unstable_by_key(|w| w.slot);
+        debug_assert!(workers.is_sorted_by(|a, b| a.slot < b.slot), "two workers have one slot");
+        let mut by_slot = vec![NOBODY; workers.last().map_or(0, |w| w.slot as usize + 1)];
+        for (place, worker) in workers.iter().enumerate() {
+            by_slot[worker.slot as usize] = place as u16;
+        }
+        let everyone = ROLES.map(|role| Pool::of(None, role, workers.iter().map(|w| &**w).filter(|w| w.role == role)));
+        Snapshot {
+            generation,
+            pools: pools(&workers),
+            everyone,
+            by_slot: by_slot.into(),
+            workers: workers.into_boxed_slice(),
+        }
+    }
+
+    /// The worker at a slot, if it still is the tenant of that era.
+    #[inline]
+    pub fn worker(&self, slot: Slot, era: u32) -> Option<&Worker> {
+        let place = *self.by_slot.get(slot as usize)?;
+        self.workers.get(place as usize).map(|w| &**w).filter(|w| w.era == era)
+    }
+
+    /// All workers of a role, whatever they serve.
+    pub fn everyone(&self, role: Role) -> &Pool {
+        &self.everyone[role as usize]
+    }
+
+    /// Place in `pools` of the workers of a role that serve a model.
+    #[inline]
+    pub fn pool(&self, model: &[u8], role: Role) -> Option<usize> {
+        self.pools.binary_search_by(|p| name(p).cmp(model).then(p.role.cmp(&role))).ok()
+    }
+
+    /// Names of all models that some worker serves, sorted, each once.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.pools.chunk_by(|a, b| a.model == b.model).filter_map(|pools| pools[0].model.as_deref())
+    }
+
+    /// Gives a worker that joins or comes back its starting credit: as many processed requests as the usable peer
+    /// with the fewest has, else it would win every tie until it had caught up. Peers serve the same model in the
+    /// same role; of several models' minima the highest counts, so that no pool is flooded. Without a usable peer
+    /// the whole role is asked, and without anybody there the count stays.
+    ///
+    /// Control calls this before it sets the worker [`Health::Ready`].
+    pub fn welcome(&self, worker: &Worker, load: &Load, vitals: &Vitals) {
+        let least = |pool: &Pool| {
+            let peers = pool.slots.iter().filter(|&&slot| slot != worker.slot && vitals.usable(slot));
+            peers.map(|&slot| load.word(slot).processed()).min()
+        };
+        let served = worker.models.iter().filter_map(|model| self.pool(model.as_bytes(), worker.role));
+        let credit = served.filter_map(|at| least(&self.pools[at])).max().or_else(|| least(self.everyone(worker.role)));
+        if let Some(processed) = credit {
+            load.seed(worker.slot, processed);
+        }
+    }
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Snapshot::new(0, Vec::new())
+    }
+}
+
+const _: () = assert!(ROLES[Role::Prefill as usize] as usize == 1 && ROLES[Role::Decode as usize] as usize == 2);
+
+fn name(pool: &Pool) -> &[u8] {
+    pool.model.as_deref().unwrap_or_default().as_bytes()
+}
+
+fn pools(workers: &[Arc<Worker>]) -> Box<[Pool]> {
+    let mut served: Vec<(&str, Role, u16)> = Vec::new();
+    for (place, worker) in workers.iter().enumerate() {
+        served.extend(worker.models.iter().map(|model| (&**model, worker.role, place as u16)));
+    }
+    // str compares as bytes do; places are in slot order.
+    served.sort_unstable();
+    served.dedup();
+    served
+        .chunk_by(|a, b| (a.0, a.1) == (b.0, b.1))
+        .map(|pool| Pool::of(Some(pool[0].0), pool[0].1, pool.iter().map(|m| &*workers[m.2 as usize])))
+        .collect()
 }
 
 /// The published snapshot and who has seen it.
@@ -65,22 +202,25 @@ impl Roster {
         }
     }
 
-    /// Generation of the newest snapshot. Relaxed: a late view of it is legal for one request.
+    /// Generation of the newest snapshot; a late view of it is legal for one request.
+    #[inline]
     pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed)
+        // Acquire pairs with the release in `publish`: who sees a generation finds a snapshot at least as new.
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The newest snapshot. Clones an `Arc`: for the control thread, and for lanes when the generation moved.
-    pub fn snapshot(&self) -> Arc<Snapshot> {
+    pub fn snapshot(&self) -> Published {
         self.current.load_full()
     }
 
-    /// Publishes a new list (control thread only); returns its generation.
+    /// Publishes a new list (control thread only); returns its generation. Ring the lanes' bells afterwards: a lane
+    /// that is idle adopts it only when woken.
     pub fn publish(&self, workers: Vec<Arc<Worker>>) -> u64 {
+        // Relaxed: this thread is the only writer.
         let generation = self.generation.load(Ordering::Relaxed) + 1;
-        self.current.store(Arc::new(Snapshot { generation, workers: workers.into_boxed_slice() }));
-        // Release pairs with the acquire of `current` only by way of arc-swap itself; readers of the bare
-        // generation need no order, they go through `snapshot` next.
+        self.current.store(Arc::new(Snapshot::new(generation, workers)));
+        // Release pairs with the acquire in `generation`.
         self.generation.store(generation, Ordering::Release);
         generation
     }
@@ -91,8 +231,174 @@ impl Roster {
         self.seen[lane].store(generation, Ordering::Release);
     }
 
+    /// A lane says that it will never choose a worker again.
+    pub fn ended(&self, lane: usize) {
+        self.saw(lane, u64::MAX);
+    }
+
     /// The oldest generation that some lane may still route by.
     pub fn oldest_seen(&self) -> u64 {
+        // Acquire pairs with the release in `saw`.
         self.seen.iter().map(|s| s.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
+    }
+}
+
+/// Which slots are taken and by which tenant: the control thread's book, never shared.
+#[derive(Debug, Default)]
+pub struct Slots {
+    /// Era of the newest tenant of every slot that ever had one.
+    eras: Vec<u32>,
+    /// Slots whose tenant has vanished, each with the generation in which it did; oldest first.
+    vacated: VecDeque<(Slot, u64)>,
+}
+
+impl Slots {
+    /// A book in which every slot is free.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A slot and an era for a new worker; `None` when every slot is taken or not safe to reuse yet. The slot's
+    /// health is pending. The first era of a slot is 1, so that 0 means no tenant.
+    pub fn take(&mut self, shared: &Shared) -> Option<(Slot, u32)> {
+        // In this order: a lane that has seen the vanishing has made its last reservation on the slot, and the acquire
+        // in `oldest_seen` makes that reservation visible to the load of the word.
+        let oldest = shared.roster.oldest_seen();
+        let free = self
+            .vacated
+            .iter()
+            .position(|&(slot, vanished)| vanished <= oldest && shared.load.word(slot).in_flight() == 0);
+        let slot = match free.and_then(|at| self.vacated.remove(at)) {
+            Some((slot, _)) => slot,
+            None if self.eras.len() < MAX_WORKERS => {
+                self.eras.push(0);
+                (self.eras.len() - 1) as Slot
+            }
+            None => return None,
+        };
+        shared.vitals.set_health(slot, Health::Pending);
+        let era = &mut self.eras[slot as usize];
+        *era += 1;
+        Some((slot, *era))
+    }
+
+    /// Notes that the slot's worker is missing from generation `vanished` (what [`Roster::publish`] returned) on.
+    pub fn retire(&mut self, slot: Slot, vanished: u64) {
+        debug_assert!((slot as usize) < self.eras.len(), "slot {slot} was never taken");
+        debug_assert!(self.vacated.iter().all(|&(known, _)| known != slot), "slot {slot} was retired twice");
+        self.vacated.push_back((slot, vanished));
+    }
+
+    /// Slots that wait for their last guard or for a lane.
+    pub fn waiting(&self) -> usize {
+        self.vacated.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::load::Word;
+
+    fn worker(slot: Slot, role: Role, models: &[&str], resolved: bool) -> Arc<Worker> {
+        Arc::new(Worker {
+            slot,
+            era: 1,
+            role,
+            url: format!("http://10.0.0.1:{slot}").into(),
+            prefix: "".into(),
+            addrs: if resolved { [([10, 0, 0, 1], 80).into()].into() } else { [].into() },
+            api_key: None,
+            models: models.iter().map(|&m| m.into()).collect(),
+            server_info: None,
+        })
+    }
+
+    #[test]
+    fn pools_are_sorted_and_leave_out_who_has_no_address() {
+        let snapshot = Snapshot::new(
+            1,
+            vec![
+                worker(9, Role::Regular, &["b", "a", "b"], true),
+                worker(2, Role::Regular, &["b"], true),
+                worker(4, Role::Regular, &["b"], false),
+                worker(5, Role::Decode, &["b"], true),
+                worker(6, Role::Regular, &[], true),
+            ],
+        );
+        assert_eq!(snapshot.models().collect::<Vec<_>>(), ["a", "b"]);
+        let pool = |model: &str, role| snapshot.pool(model.as_bytes(), role).map(|at| &snapshot.pools[at]);
+        let b = pool("b", Role::Regular).unwrap();
+        assert_eq!((&*b.slots, &*b.eras, b.unresolved), (&[2, 9][..], &[1, 1][..], 1));
+        assert_eq!(&*pool("a", Role::Regular).unwrap().slots, [9]);
+        assert_eq!(&*pool("b", Role::Decode).unwrap().slots, [5]);
+        assert!(pool("a", Role::Decode).is_none() && pool("", Role::Regular).is_none());
+        assert_eq!(&*snapshot.everyone(Role::Regular).slots, [2, 6, 9]);
+        assert_eq!(&*snapshot.everyone(Role::Prefill).slots, [0; 0]);
+    }
+
+    #[test]
+    fn workers_are_found_by_slot_and_era() {
+        let snapshot = Snapshot::new(1, vec![worker(3, Role::Regular, &[], true), worker(0, Role::Regular, &[], true)]);
+        assert_eq!(snapshot.worker(3, 1).unwrap().slot, 3);
+        assert!(snapshot.worker(3, 2).is_none() && snapshot.worker(1, 1).is_none() && snapshot.worker(9, 1).is_none());
+    }
+
+    #[test]
+    fn a_slot_waits_for_every_lane_and_for_its_last_guard() {
+        let shared = Shared::leak(2);
+        let mut slots = Slots::new();
+        assert_eq!(slots.take(shared), Some((0, 1)));
+        assert_eq!(slots.take(shared), Some((1, 1)));
+        shared.vitals.set_health(0, Health::Ready);
+        let gone = shared.roster.publish(Vec::new());
+        slots.retire(0, gone);
+        shared.roster.saw(0, gone);
+        assert_eq!(slots.take(shared), Some((2, 1)), "lane 1 has not seen it");
+        let guard = shared.load.reserve(0, 1, Word(0)).unwrap();
+        shared.roster.ended(1);
+        assert_eq!(slots.take(shared), Some((3, 1)), "a guard is held");
+        drop(guard);
+        assert_eq!(slots.take(shared), Some((0, 2)));
+        assert_eq!(shared.vitals.health(0), Health::Pending);
+        assert_eq!(slots.waiting(), 0);
+    }
+
+    #[test]
+    fn the_book_ends_with_the_last_slot() {
+        let shared = Shared::leak(0);
+        let mut slots = Slots::new();
+        assert!((0..MAX_WORKERS).all(|slot| slots.take(shared) == Some((slot as Slot, 1))));
+        assert_eq!(slots.take(shared), None);
+        slots.retire(77, 1);
+        assert_eq!(slots.take(shared), Some((77, 2)));
+    }
+
+    #[test]
+    fn a_newcomer_starts_at_its_peers_minimum() {
+        let shared = Shared::leak(1);
+        let (load, vitals) = (&shared.load, &shared.vitals);
+        let workers = [
+            worker(0, Role::Regular, &["a"], true),
+            worker(1, Role::Regular, &["a"], true),
+            worker(2, Role::Regular, &["b"], true),
+            worker(3, Role::Regular, &["a", "b"], true),
+            worker(4, Role::Decode, &["a"], true),
+            worker(5, Role::Regular, &[], true),
+        ];
+        let snapshot = Snapshot::new(1, workers.to_vec());
+        let processed = |slot: Slot| load.word(slot).processed();
+        snapshot.welcome(&workers[0], load, vitals);
+        assert_eq!(processed(0), 0, "nobody is usable");
+        for (slot, credit) in [(0, 70), (1, 50), (2, 9)] {
+            load.seed(slot, credit);
+            vitals.set_health(slot, Health::Ready);
+        }
+        for (slot, credit) in [(3, 50), (4, 0), (5, 9)] {
+            snapshot.welcome(&workers[slot as usize], load, vitals);
+            assert_eq!(processed(slot), credit, "slot {slot}");
+        }
+        snapshot.welcome(&workers[0], load, vitals);
+        assert_eq!(processed(0), 50, "a recovered worker's own count does not matter");
     }
 }

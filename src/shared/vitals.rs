@@ -34,6 +34,9 @@ impl Health {
     }
 }
 
+/// Bits of the word that hold the health; what stands above them belongs to other writers and is kept.
+const HEALTH_MASK: u64 = 0b11;
+
 /// Health by slot.
 pub struct Vitals {
     words: Box<[AtomicU64]>,
@@ -46,30 +49,64 @@ impl Vitals {
     }
 
     /// What the probes think of the slot's worker.
+    #[inline]
     pub fn health(&self, slot: Slot) -> Health {
-        match self.words[slot as usize].load(Ordering::Relaxed) & 3 {
-            0 => Health::Pending,
-            1 => Health::Ready,
-            2 => Health::Unhealthy,
-            _ => Health::Draining,
-        }
+        // Relaxed, here and below: a word publishes nothing but itself, and a verdict that arrives one request late
+        // is legal.
+        health(self.words[slot as usize].load(Ordering::Relaxed))
     }
 
     /// Whether the slot's worker may be given a request.
+    #[inline]
     pub fn usable(&self, slot: Slot) -> bool {
         self.health(slot) == Health::Ready
     }
 
     /// Sets what the probes think (control only); returns what they thought before.
     pub fn set_health(&self, slot: Slot, health: Health) -> Health {
-        let old = self.health(slot);
-        self.words[slot as usize].store(health as u64, Ordering::Relaxed);
-        old
+        self.step(slot, |word| word & !HEALTH_MASK | health as u64)
+    }
+
+    /// One transition of a slot's word; lock-free. Gives the health before it.
+    fn step(&self, slot: Slot, transition: impl Fn(u64) -> u64) -> Health {
+        let word = &self.words[slot as usize];
+        let (Ok(old) | Err(old)) =
+            word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(transition(word)));
+        health(old)
+    }
+}
+
+const fn health(word: u64) -> Health {
+    match word & HEALTH_MASK {
+        0 => Health::Pending,
+        1 => Health::Ready,
+        2 => Health::Unhealthy,
+        _ => Health::Draining,
     }
 }
 
 impl Default for Vitals {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ready_is_usable_and_other_bits_stay() {
+        let vitals = Vitals::new();
+        vitals.words[9].store(0xabc0, Ordering::Relaxed);
+        let all = [Health::Unhealthy, Health::Ready, Health::Draining, Health::Pending];
+        let mut before = Health::Pending;
+        for health in all {
+            assert_eq!(vitals.set_health(9, health), before);
+            assert_eq!(vitals.health(9), health);
+            assert_eq!(vitals.usable(9), health == Health::Ready);
+            assert_eq!(vitals.words[9].load(Ordering::Relaxed) & !HEALTH_MASK, 0xabc0);
+            before = health;
+        }
     }
 }

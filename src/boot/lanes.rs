@@ -1,0 +1,196 @@
+//! The life of a lane: executor, ring, accepting, chores, end.
+//!
+//! Takes a core and a listener each, gives threads to join. Never shares a lane's things with another thread.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::net::TcpListener;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::task::ready;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use glommio::{Latency, LocalExecutorBuilder, Placement, Shares};
+
+use super::host::explain_ring;
+use crate::config::Config;
+use crate::flow::Flow;
+use crate::flow::accept::Door;
+use crate::lane::Lane;
+use crate::lane::spawn::{Pulse, spawn};
+use crate::lane::timers::Timers;
+use crate::lane::wire::driver::Driver;
+use crate::lane::wire::ring::{Keep, Ring};
+use crate::lane::wire::socket::{Listener, RingWire};
+use crate::metrics::Tally;
+use crate::shared::Shared;
+use crate::shared::drain::Phase;
+
+/// Shares of the executor's time: requests against chores.
+const DATA_SHARES: usize = 1000;
+const CHORE_SHARES: usize = 100;
+/// Pause between two rounds of chores.
+const CHORES_US: u64 = 500_000;
+/// Memory that glommio sets aside for disk I/O, of which lanes do none (its least).
+const DISK_BYTES: usize = 64 * 1024;
+
+/// The driver gives way after every turn, so nothing needs to be preempted; glommio's timer for it would cost an
+/// interrupt and four allocations each time.
+const NO_PREEMPTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Starts a lane on every core; returns when all of them accept.
+pub fn start(
+    shared: &'static Shared,
+    config: &Arc<Config>,
+    cores: &[usize],
+    listeners: Vec<TcpListener>,
+) -> Result<Vec<JoinHandle<()>>, String> {
+    let (ready, is_ready) = mpsc::channel();
+    let mut threads = Vec::new();
+    for (index, (core, listener)) in cores.iter().copied().zip(listeners).enumerate() {
+        let (config, ready) = (config.clone(), ready.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("lane-{index}"))
+            .spawn(move || run(index, core, shared, config, listener, &ready))
+            .map_err(|e| format!("the thread of lane {index} could not be started: {e}"))?;
+        threads.push(thread);
+    }
+    drop(ready);
+    for _ in cores {
+        is_ready.recv().map_err(|_| "a lane ended at start; see the log".to_string())??;
+    }
+    Ok(threads)
+}
+
+fn run(
+    index: usize,
+    core: usize,
+    shared: &'static Shared,
+    config: Arc<Config>,
+    listener: TcpListener,
+    ready: &mpsc::Sender<Result<(), String>>,
+) {
+    let executor = LocalExecutorBuilder::new(Placement::Fixed(core))
+        .io_memory(DISK_BYTES)
+        .ring_depth(16)
+        .preempt_timer(NO_PREEMPTION)
+        .make();
+    match executor {
+        Ok(executor) => executor.run(live(index, shared, config, listener, ready)),
+        Err(e) => {
+            let _ = ready.send(Err(format!(
+                "lane {index} could not be set up on core {core} ({e}): raise LimitMEMLOCK= (ulimit -l), or see --cores"
+            )));
+        }
+    }
+    shared.roster.ended(index);
+}
+
+async fn live(
+    index: usize,
+    shared: &'static Shared,
+    config: Arc<Config>,
+    listener: TcpListener,
+    ready: &mpsc::Sender<Result<(), String>>,
+) {
+    let ring = match Ring::new() {
+        Ok(ring) => ring,
+        Err(e) => {
+            let _ = ready.send(Err(format!("lane {index} got no ring: {}", explain_ring(e))));
+            return;
+        }
+    };
+    let now_us = Rc::new(Cell::new(0));
+    let timers = Timers::new(0);
+    let pulse = Rc::new(Pulse::default());
+    let wire = RingWire::new(&ring, &now_us);
+    let seed = fastrand::u64(..);
+    let lane = Rc::new(Lane::new(index, shared, config, wire, timers.clone(), seed));
+    let data = glommio::executor().create_task_queue(Shares::Static(DATA_SHARES), Latency::NotImportant, "data");
+    let chores = glommio::executor().create_task_queue(Shares::Static(CHORE_SHARES), Latency::NotImportant, "chores");
+    let door = Door { flow: Flow::new(lane.clone()), pulse: pulse.clone(), queue: data };
+    let driver = Driver {
+        ring: ring.clone(),
+        timers: timers.clone(),
+        pulse: pulse.clone(),
+        now_us,
+        epoch: Instant::now(),
+        late_wakes: Rc::new(Cell::new(0)),
+    };
+    let late_wakes = driver.late_wakes.clone();
+    spawn(&pulse, data, door.clone().accept(Listener::new(listener.into(), &ring)));
+    spawn(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
+    spawn(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes));
+    let _ = ready.send(Ok(()));
+
+    let (told, ending) = (Cell::new(None), lane.clone());
+    let over = move || is_over(&ending, &pulse, &told);
+    let task = glommio::spawn_local_into(async move { driver.drive(over).await }, data).expect("a queue of this lane");
+    task.await;
+    lane.pool.clear();
+    ring.wind_down();
+}
+
+/// Whether the lane may end: told so, and every task has ended or had the time to. The executor frees no task
+/// that has not ended, so one that is left would keep its sockets open: the listener, for one.
+fn is_over(lane: &Lane<RingWire>, pulse: &Pulse, told: &Cell<Option<Instant>>) -> bool {
+    if !lane.is_ending() {
+        return false;
+    }
+    let since = told.get().unwrap_or_else(|| {
+        let now = Instant::now();
+        told.set(Some(now));
+        now
+    });
+    pulse.alive() == 0 || since.elapsed() > super::UNWIND
+}
+
+/// Wakes up when another thread rings: newcomers, a new roster, a step of the drain.
+async fn answer_bell(lane: Rc<Lane<RingWire>>, door: Door, ring: Rc<Ring>) {
+    let bell: BorrowedFd<'static> = lane.shared.handover.bell(lane.index);
+    let mut phase = Phase::Serving;
+    loop {
+        while let Some(newcomer) = lane.shared.handover.take(lane.index) {
+            door.start(newcomer);
+        }
+        lane.view.borrow_mut().refresh();
+        if phase != lane.shared.drain.phase() {
+            phase = lane.shared.drain.phase();
+            if phase >= Phase::Draining {
+                lane.pool.clear();
+            }
+            lane.timers.wake_all();
+        }
+        if phase >= Phase::Ending {
+            return;
+        }
+        let id = ring.bell(bell);
+        let (_, _, keep) = poll_fn(|cx| std::task::Poll::Ready(ready!(ring.poll_op(id, cx)))).await;
+        debug_assert!(matches!(keep, Keep::Bell(_)));
+    }
+}
+
+/// What a lane does now and then: old connections are closed, counters published.
+async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, late_wakes: Rc<Cell<u64>>) {
+    let timer = lane.timers.timer();
+    let publish = |tally: Tally, value: u64| {
+        let known = lane.tallies().get(tally);
+        lane.count(tally, value - known);
+    };
+    loop {
+        timer.set(timer.now_us() + CHORES_US);
+        poll_fn(|cx| if lane.is_ending() { std::task::Poll::Ready(()) } else { timer.poll_due(cx) }).await;
+        lane.pool.sweep(timer.now_us());
+        lane.view.borrow_mut().refresh();
+        publish(Tally::Enters, ring.enters.get());
+        publish(Tally::Completions, ring.completions.get());
+        publish(Tally::NoBuffers, ring.no_buffers.get());
+        publish(Tally::Panics, pulse.panics());
+        publish(Tally::LateWakes, late_wakes.get());
+        if lane.is_ending() {
+            return;
+        }
+    }
+}

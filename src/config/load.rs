@@ -1,0 +1,465 @@
+//! All sources joined: flag over variable over file over default.
+//!
+//! Takes what each source gives, gives one [`Config`] with the origin of every value, or every mistake at once.
+//! Never lets a mistake hide another one: values that lose are checked too.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::environment::{self, CONFIG_VARIABLE};
+use super::flags::{CONFIG_FLAG, FromFlags};
+use super::given::Given;
+use super::mistakes::{Mistake, Origin, Wrong, quote};
+use super::options::{OPTIONS, Row};
+use super::tables::Placed;
+use super::toml::{self, FromFile};
+use super::values::{Kind, size};
+use super::{Config, ExtraRoute, WorkerSpec, WorkerUrl};
+use crate::limits::MAX_WORKERS;
+
+/// A value in effect.
+pub struct Setting {
+    pub row: &'static Row,
+    /// The value as TOML; `None`: not set.
+    pub shown: Option<String>,
+    pub origin: Origin,
+}
+
+/// A configuration without mistakes.
+pub struct Loaded {
+    pub config: Config,
+    /// What should be looked at but stops nothing.
+    pub warnings: Vec<Mistake>,
+    /// The file that was read.
+    pub file: Option<String>,
+    /// One per option, in table order.
+    pub settings: Vec<Setting>,
+    /// Workers of `[[workers]]` that are in effect.
+    pub(super) tables: Vec<Placed<WorkerSpec>>,
+    pub(super) extra_routes: Vec<Placed<ExtraRoute>>,
+}
+
+/// The default of an option as raw texts.
+pub fn default_texts(row: &'static Row) -> Vec<String> {
+    if row.kind.is_list() && row.default.is_empty() {
+        return Vec::new();
+    }
+    Given::new(row, Origin::Default, vec![row.default.to_owned()]).texts
+}
+
+/// Joins flags, environment and the file that one of them names; `read_file` gives a file's text.
+///
+/// # Errors
+/// Every mistake that was found, in the order flags, variables, file.
+pub fn load(
+    flags: FromFlags,
+    environment: &[(String, Option<String>)],
+    read_file: impl Fn(&str) -> io::Result<String>,
+) -> Result<Loaded, Vec<Mistake>> {
+    let env = environment::read(environment);
+    let mut mistakes = flags.mistakes;
+    mistakes.extend(env.mistakes);
+    let named = match (flags.config_file, env.config_file) {
+        (Some(name), _) => Some((name, Origin::Flag(format!("--{CONFIG_FLAG}")))),
+        (None, Some(name)) => Some((name, Origin::Env(CONFIG_VARIABLE.to_owned()))),
+        (None, None) => None,
+    };
+    let mut file = named.as_ref().map_or_else(FromFile::default, |(name, origin)| open(name, origin, read_file));
+    mistakes.append(&mut file.mistakes);
+
+    let mut join = Join { config: Config::with_workers(Vec::new()), mistakes, warnings: env.warnings };
+    let sources: Vec<Given> = file.given.into_iter().chain(env.given).chain(flags.given).collect();
+    let settings = join.settle(&sources);
+    let tables = join.workers(&sources, &settings, file.workers, file.names_workers);
+    join.config.extra_routes = file.extra_routes.iter().map(|r| r.value.clone()).collect();
+    join.cross_check(&settings);
+
+    let Join { config, mut mistakes, warnings } = join;
+    if !mistakes.is_empty() {
+        mistakes.sort_by_key(|m| m.origin.rank());
+        return Err(mistakes);
+    }
+    let file_name = named.map(|(name, _)| name);
+    Ok(Loaded { config, warnings, file: file_name, settings, tables, extra_routes: file.extra_routes })
+}
+
+fn open(name: &str, origin: &Origin, read_file: impl Fn(&str) -> io::Result<String>) -> FromFile {
+    match read_file(name) {
+        Ok(text) => toml::read(name, &text),
+        Err(error) => {
+            let what = format!("cannot read {}: {error}", quote(name));
+            let mistakes = vec![Mistake::new(origin.clone(), what, "name a readable TOML file")];
+            FromFile { mistakes, names_workers: true, ..FromFile::default() }
+        }
+    }
+}
+
+struct Join {
+    config: Config,
+    mistakes: Vec<Mistake>,
+    warnings: Vec<Mistake>,
+}
+
+impl Join {
+    /// Reads every value and keeps, per option, that of the last source in `sources`.
+    fn settle(&mut self, sources: &[Given]) -> Vec<Setting> {
+        let mut scratch = self.config.clone();
+        let mut settings = Vec::with_capacity(OPTIONS.len());
+        for row in OPTIONS {
+            let mut winner = None;
+            for given in sources.iter().filter(|g| g.row.key == row.key) {
+                match row.kind.put(&mut scratch, &given.texts) {
+                    Ok(_) => winner = Some(given),
+                    Err(wrongs) => self.mistakes.extend(wrongs.into_iter().map(|(at, w)| given.mistake(at, w))),
+                }
+            }
+            let origin = winner.map_or(Origin::Default, |given| given.origin.clone());
+            let texts = winner.map_or_else(|| default_texts(row), |given| given.texts.clone());
+            let shown = row.kind.put(&mut self.config, &texts).ok().flatten();
+            settings.push(Setting { row, shown, origin });
+        }
+        settings
+    }
+
+    /// Joins `worker_urls` and the tables; gives the tables that are in effect.
+    fn workers(
+        &mut self,
+        sources: &[Given],
+        settings: &[Setting],
+        mut tables: Vec<Placed<WorkerSpec>>,
+        file_names_workers: bool,
+    ) -> Vec<Placed<WorkerSpec>> {
+        let row = |key: &str| settings.iter().find(|s| s.row.key == key).map(|s| &s.origin);
+        let origin = row("worker_urls").unwrap_or(&Origin::Default);
+        if matches!(origin, Origin::Flag(_) | Origin::Env(_)) && !tables.is_empty() {
+            let what = format!("replaces the {} [[workers]] of the file", tables.len());
+            self.warnings.push(Mistake::new(origin.clone(), what, "their keys and models are not used"));
+            tables.clear();
+        }
+        let mut all: Vec<Placed<WorkerSpec>> = Vec::new();
+        let chosen = sources.iter().find(|g| matches!(g.row.kind, Kind::WorkerUrls) && g.origin == *origin);
+        for (at, text) in chosen.iter().flat_map(|g| g.texts.iter().enumerate()) {
+            let Ok(url) = WorkerUrl::parse(text.trim()) else { continue };
+            let origin = chosen.map_or(Origin::Default, |g| g.place(at).clone());
+            all.push(Placed { value: WorkerSpec::new(url.to_string()), origin });
+        }
+        all.extend(tables.iter().cloned());
+        for (at, worker) in all.iter().enumerate() {
+            if let Some(first) = all[..at].iter().find(|w| w.value.url == worker.value.url) {
+                let earlier = match &first.origin {
+                    place @ Origin::File { .. } => format!(" (first at {place})"),
+                    _ => String::new(),
+                };
+                let wrong =
+                    Wrong::new(format!("{} is given twice{earlier}", worker.value.url), "give each worker once");
+                self.mistakes.push(wrong.at(&worker.origin, "worker"));
+            }
+        }
+        if all.len() > MAX_WORKERS {
+            let what = format!("{} workers are more than one process can serve", all.len());
+            self.mistakes.push(Mistake::new(origin.clone(), what, format!("give at most {MAX_WORKERS}")));
+        }
+        // Workers that were given but are wrong have been told already.
+        let told = |m: &Mistake| file_names_workers || m.origin == Origin::Flag("--worker-urls".into());
+        let told = chosen.is_some() && !self.mistakes.is_empty() || self.mistakes.iter().any(told);
+        if all.is_empty() && !told {
+            let fix = "give --worker-urls URL…, or [[workers]] in the file";
+            self.mistakes.push(Mistake::new(Origin::Flag("--worker-urls".into()), "there is no worker", fix));
+        }
+        self.config.workers = all.into_iter().map(|w| w.value).collect();
+        tables
+    }
+
+    fn cross_check(&mut self, settings: &[Setting]) {
+        let origin_of = |key: &str| &settings.iter().find(|s| s.row.key == key).expect("a row of the table").origin;
+        // The place to change: where the user said something.
+        let blame = |first: &str, second: &str| match origin_of(first) {
+            Origin::Default if *origin_of(second) == Origin::Default => (Origin::Default, first.to_owned()),
+            Origin::Default => (origin_of(second).clone(), second.to_owned()),
+            origin => (origin.clone(), first.to_owned()),
+        };
+        let c = &self.config;
+        if c.port == c.metrics_port && c.port != 0 && hosts_overlap(c.host, c.metrics_host) {
+            let (origin, key) = blame("prometheus_port", "port");
+            let what = format!("port and prometheus_port are both {} on {}", c.port, c.host);
+            self.mistakes.push(Wrong::new(what, "give them different ports").at(&origin, &key));
+        }
+        if c.max_payload_bytes > c.body_memory_bytes {
+            let (origin, key) = blame("max_payload_size", "body_memory");
+            let (payload, memory) = (size(c.max_payload_bytes), size(c.body_memory_bytes));
+            let what = format!("a body of max_payload_size ({payload}) does not fit into body_memory ({memory})");
+            self.mistakes.push(Wrong::new(what, "raise body_memory or lower max_payload_size").at(&origin, &key));
+        }
+        if c.pool_idle > ENGINE_MARGIN {
+            let what = format!(
+                "{} ms is close to or above the 5 s after which engines close idle connections",
+                c.pool_idle.as_millis()
+            );
+            self.warnings.push(Wrong::new(what, "stay at or below 4500").at(origin_of("pool_idle_ms"), "pool_idle_ms"));
+        }
+        if let Some(core) = c.control_core.filter(|core| c.cores.contains(core)) {
+            let what = format!("core {core} is a lane's too");
+            let fix = "requests on that lane wait for control work; give another core if there is one";
+            self.warnings.push(Wrong::new(what, fix).at(origin_of("control_core"), "control_core"));
+        }
+    }
+}
+
+/// Idle limit above which a request may be sent on a connection that the engine (uvicorn: 5 s) is just closing.
+const ENGINE_MARGIN: Duration = Duration::from_millis(4500);
+
+/// Whether two listeners with the same port would collide. `::` takes IPv4 too.
+fn hosts_overlap(a: IpAddr, b: IpAddr) -> bool {
+    let takes = |wide: IpAddr, other: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || other.is_ipv4());
+    a == b || takes(a, b) || takes(b, a)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flags;
+    use super::*;
+
+    fn try_load(args: &[&str], env: &[(&str, &str)], file: Option<&str>) -> Result<Loaded, Vec<String>> {
+        let mut args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
+        if file.is_some() {
+            args.extend(["--config".to_owned(), "c.toml".to_owned()]);
+        }
+        let env: Vec<_> = env.iter().map(|(k, v)| ((*k).to_owned(), Some((*v).to_owned()))).collect();
+        let flags = flags::read(&flags::command("serve", "Serves."), &args).expect("clap has nothing to say");
+        let read = |_: &str| file.map(str::to_owned).ok_or(io::Error::from(io::ErrorKind::NotFound));
+        load(flags, &env, read).map_err(|mistakes| mistakes.iter().map(Mistake::to_string).collect())
+    }
+
+    fn good(args: &[&str], env: &[(&str, &str)], file: Option<&str>) -> Loaded {
+        try_load(args, env, file).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"))
+    }
+
+    fn bad(args: &[&str], env: &[(&str, &str)], file: Option<&str>) -> Vec<String> {
+        try_load(args, env, file).err().expect("mistakes")
+    }
+
+    const W: [&str; 2] = ["--worker-urls", "http://w:1"];
+
+    #[test]
+    fn flag_wins_over_variable_over_file_over_default() {
+        let file = Some("port = 3\nworker_urls = ['http://w:1']");
+        let port = |args: &[&str], env: &[(&str, &str)], file| good(args, env, file).config.port;
+        assert_eq!(port(&["--port", "1"], &[("CORELANE_PORT", "2")], file), 1);
+        assert_eq!(port(&[], &[("CORELANE_PORT", "2")], file), 2);
+        assert_eq!(port(&[], &[("CORELANE_PORT", "")], file), 3);
+        assert_eq!(port(&W, &[], None), 30000);
+    }
+
+    #[test]
+    fn a_switch_can_be_switched_back() {
+        let file = Some("disable_retries = true\nretry_max_retries = 7\ndisable_health_check = true");
+        let config = good(&W, &[], file).config;
+        assert_eq!((config.max_attempts, config.health_check), (1, false));
+        let config = good(&[W[0], W[1], "--disable-retries=false", "--disable-health-check=0"], &[], file).config;
+        assert_eq!((config.max_attempts, config.health_check), (7, true));
+        let config = good(&[W[0], W[1], "--disable-retries"], &[("CORELANE_RETRY_MAX_RETRIES", "9")], None).config;
+        assert_eq!(config.max_attempts, 1);
+    }
+
+    #[test]
+    fn worker_urls_come_in_any_form() {
+        let urls = |args: &[&str], env: &[(&str, &str)]| -> Vec<String> {
+            good(args, env, None).config.workers.into_iter().map(|w| w.url).collect()
+        };
+        let three = ["http://a:80", "http://b:80", "http://c:80"];
+        assert_eq!(urls(&["--worker-urls", "http://a", "http://b", "http://c"], &[]), three);
+        assert_eq!(
+            urls(&["--worker-urls", "http://a", "http://b", "--port", "1", "--worker-urls=http://c"], &[]),
+            three
+        );
+        assert_eq!(urls(&["--worker-urls", "http://a,http://b, http://c"], &[]), three);
+        assert_eq!(urls(&[], &[("CORELANE_WORKER_URLS", "http://a http://b,http://c")]), three);
+    }
+
+    #[test]
+    fn tables_add_to_the_files_urls_and_yield_to_flags() {
+        let file = Some("worker_urls = ['http://a']\n[[workers]]\nurl = 'http://b'\napi_key = 'k'\nmodels = ['m']");
+        let workers = good(&[], &[], file).config.workers;
+        assert_eq!(workers.len(), 2);
+        assert_eq!((workers[1].api_key.as_deref(), &workers[1].models[..]), (Some("k"), &["m".to_owned()][..]));
+        let loaded = good(&W, &[], file);
+        assert_eq!(loaded.config.workers.len(), 1);
+        assert!(loaded.warnings[0].to_string().starts_with("--worker-urls: replaces the 1 [[workers]]"));
+    }
+
+    #[test]
+    fn all_mistakes_come_at_once_in_order() {
+        let file = "prot = 1\nport = 'x'\n\n[[workers]]\nurl = 'https://w'\nmodel = 'm'\n\n[[extra_routes]]\npath = '/health'\n";
+        let args =
+            ["--worker-urls", "w:1", "--max-paylod-size", "1", "2", "--prefill", "http://p", "none", "--port", "-1"];
+        let env = [("CORELANE_POLICY", "cache_aware"), ("CORELANE_QUEUE_SIZE", "1")];
+        let told = bad(&args, &env, Some(file));
+        let wanted = [
+            "--max-paylod-size: no such flag; did you mean --max-payload-size?",
+            "--prefill: not supported yet (prefill/decode pairs); leave it out",
+            r#"--port: "-1" is out of range; give a whole number from 0 to 65535"#,
+            r#"--worker-urls: "w:1" has no scheme; put http:// before it"#,
+            "CORELANE_QUEUE_SIZE: not supported yet (the admission queue); unset it",
+            r#"CORELANE_POLICY: "cache_aware" is not built yet; give one of least_load, round_robin, random, power_of_two"#,
+            r#"c.toml:1:1: "prot": no such key; did you mean port?"#,
+            r#"c.toml:2:8: port: "x" is not a whole number; give a whole number from 0 to 65535"#,
+            r#"c.toml:5:7: url: "https://w" asks for TLS, which is not supported towards workers; use http:// and terminate TLS beside the worker"#,
+            r#"c.toml:6:1: "model": no such key; did you mean models?"#,
+            r#"c.toml:9:8: path: "/health" overlaps with the built-in route /health; leave it out"#,
+        ];
+        assert_eq!(told, wanted, "{told:#?}");
+    }
+
+    #[test]
+    fn values_that_lose_are_checked_too() {
+        let told = bad(&["--port", "1", W[0], W[1]], &[("CORELANE_PORT", "x")], Some("port = 70000"));
+        assert_eq!(told.len(), 2, "{told:#?}");
+    }
+
+    #[test]
+    fn the_command_line_is_told_what_is_missing_or_too_much() {
+        let told =
+            bad(&["--port", "--host=", W[0], W[1], "--policy", "random", "--policy", "random", "--", "x"], &[], None);
+        assert!(told.iter().any(|m| m.starts_with("--port: needs a value (a whole number")), "{told:#?}");
+        assert!(told.iter().any(|m| m.starts_with("--host: the value is empty")), "{told:#?}");
+        assert!(told.iter().any(|m| m.starts_with("--policy: has 2 values")), "{told:#?}");
+        let told = bad(&["stray", "--port", "1", "2", "-x", "--disable-retries", "true", W[0], W[1]], &[], None);
+        assert_eq!(told.iter().filter(|m| m.contains("belongs to no flag")).count(), 3, "{told:#?}");
+        assert!(told.iter().any(|m| m.starts_with("-x: no such flag")), "{told:#?}");
+    }
+
+    #[test]
+    fn the_wrong_toml_type_is_named() {
+        for (file, says) in [
+            ("port = true", "c.toml:1:8: port: is true or false; give a whole number from 0 to 65535"),
+            ("policy = 1", "c.toml:1:10: policy: is a whole number; give one of"),
+            ("disable_retries = 'true'", "c.toml:1:19: disable_retries: is a text; give true or false"),
+            ("worker_urls = [1]", "c.toml:1:16: worker_urls: an item is a whole number; list texts in quotes"),
+            ("[port]\nx = 1", "c.toml:1:1: port: is a table; give"),
+            ("workers = 1", "c.toml:1:1: workers: is no list of tables; begin each with [[workers]]"),
+            ("[[workers]]\nmodels = []", "c.toml:1:1: url: is missing; add url = \"…\""),
+            ("[[workers]]\nurl='http://a'\nrole = 'prefill'", "c.toml:3:8: role: \"prefill\" is not built yet"),
+            ("[[workers]]\nurl='http://a'\nmodels = ['m', 'm']", "c.toml:3:16: models: \"m\" is listed twice"),
+            (
+                "[[extra_routes]]\npath='/x'\nmethods = ['get']",
+                "c.toml:3:12: methods: \"get\" is no method that is passed on; write GET",
+            ),
+            (
+                "[[extra_routes]]\npath='/x/*'\n[[extra_routes]]\npath='/x/y'",
+                "c.toml:4:6: path: /x/y overlaps with /x/* at c.toml:2:6",
+            ),
+            ("a = = 1", "c.toml:1:5: no TOML"),
+            ("ä = 1\n", "c.toml:1:1: no TOML"),
+        ] {
+            let told = bad(&[], &[], Some(file));
+            assert!(told.iter().any(|m| m.starts_with(says)), "{file}: {told:#?}");
+            assert!(told.iter().all(|m| !m.contains('\n')), "{told:#?}");
+        }
+    }
+
+    #[test]
+    fn columns_count_characters() {
+        let told = bad(&W, &[], Some("default_model = 'ä' # ö\n  'ü' = 1"));
+        assert_eq!(told, ["c.toml:2:3: \"ü\": no such key; leave it out; corelane serve --help lists all"]);
+    }
+
+    #[test]
+    fn workers_are_needed_and_unique() {
+        assert_eq!(
+            bad(&[], &[], None),
+            ["--worker-urls: there is no worker; give --worker-urls URL…, or [[workers]] in the file"]
+        );
+        let file = "worker_urls = ['http://a', 'http://b']\n[[workers]]\nurl = 'http://A:80/'";
+        let told = bad(&[], &[], Some(file));
+        assert_eq!(
+            told,
+            ["c.toml:3:7: worker: http://a:80 is given twice (first at c.toml:1:16); give each worker once"]
+        );
+    }
+
+    #[test]
+    fn options_must_fit_together() {
+        let told = |args: &[&str]| bad(&[&W[..], args].concat(), &[], None);
+        assert!(told(&["--port", "29000"])[0].starts_with("--port: port and prometheus_port are both 29000"));
+        assert!(told(&["--prometheus-port", "30000"])[0].starts_with("--prometheus-port: port and"));
+        let both_wide = ["--port", "29000", "--host", "::", "--prometheus-host", "0.0.0.0"];
+        assert!(told(&both_wide)[0].contains("give them different ports"));
+        assert!(told(&["--max-payload-size", "5GiB"])[0].starts_with("--max-payload-size: a body of"));
+        assert!(told(&["--body-memory", "100MiB"])[0].starts_with("--body-memory: a body of"));
+        for fine in [&["--port", "0", "--prometheus-port", "0"][..], &["--port", "29000", "--host", "10.0.0.1"]] {
+            good(&[&W[..], fine].concat(), &[], None);
+        }
+    }
+
+    #[test]
+    fn warnings_stop_nothing() {
+        let warned = |args: &[&str], env: &[(&str, &str)]| {
+            let loaded = good(&[&W[..], args].concat(), env, None);
+            loaded.warnings.iter().map(Mistake::to_string).collect::<Vec<_>>().join("\n")
+        };
+        assert!(warned(&["--pool-idle-ms", "4501"], &[]).starts_with("--pool-idle-ms: 4501 ms is close to"));
+        assert!(warned(&["--cores", "0-1", "--control-core", "1"], &[]).contains("core 1 is a lane's too"));
+        assert_eq!(
+            warned(&[], &[("CORELANE_PROT", "1")]),
+            "CORELANE_PROT: no option has this name; did you mean CORELANE_PORT?"
+        );
+        assert_eq!(warned(&["--pool-idle-ms", "4500"], &[("CORELANE_POLICY", "")]), "");
+    }
+
+    #[test]
+    fn kubernetes_service_links_are_recognised() {
+        let told = bad(&W, &[("CORELANE_PORT", "tcp://10.0.0.1:30000")], None);
+        assert!(told[0].contains("enableServiceLinks"), "{told:#?}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_one_mistake() {
+        let args: Vec<String> = ["--config", "nowhere.toml"].map(str::to_owned).to_vec();
+        let flags = flags::read(&flags::command("serve", "Serves."), &args).unwrap();
+        let told = load(flags, &[], |_| Err(io::Error::from(io::ErrorKind::NotFound))).err().unwrap();
+        assert_eq!(told.len(), 1);
+        assert!(told[0].to_string().starts_with("--config: cannot read \"nowhere.toml\""), "{}", told[0]);
+    }
+
+    #[test]
+    fn every_option_round_trips_through_flag_variable_and_file() {
+        for row in OPTIONS.iter().filter(|row| !matches!(row.kind, Kind::WorkerUrls)) {
+            let sample = sample(row);
+            let env = [("CORELANE_WORKER_URLS".to_owned(), "http://w:1".to_owned()), (row.env(), sample.clone())];
+            let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (&k[..], &v[..])).collect();
+            let shown = |loaded: &Loaded| loaded.settings.iter().find(|s| s.row.key == row.key).unwrap().shown.clone();
+
+            let by_flag = good(&[W[0], W[1], &format!("{}={sample}", row.flag())], &[], None);
+            let by_env = good(&[], &env, None);
+            let toml = format!("{} = {}", row.key, shown(&by_flag).unwrap());
+            let by_file = good(&W, &[], Some(&toml));
+            assert_ne!(shown(&by_flag), shown(&good(&W, &[], None)), "{} is at its default", row.key);
+            for other in [&by_env, &by_file] {
+                assert_eq!(shown(&by_flag), shown(other), "{}", row.key);
+                assert_eq!(format!("{:?}", by_flag.config), format!("{:?}", other.config), "{}", row.key);
+            }
+            assert_ne!(format!("{:?}", by_flag.config), format!("{:?}", good(&W, &[], None).config), "{}", row.key);
+        }
+    }
+
+    /// A value that is not the default.
+    fn sample(row: &Row) -> String {
+        match row.kind {
+            Kind::Address(_) => "::1".into(),
+            Kind::Whole { min, .. } => (min + 6).to_string(),
+            Kind::Millis { min, .. } => (min + 1).to_string(),
+            Kind::Seconds { min, .. } => (min + 0.5).to_string(),
+            Kind::Bytes { max, .. } => if max < 1 << 30 { "32KiB" } else { "1GiB" }.into(),
+            Kind::Switch(_) => "true".into(),
+            Kind::Choice { names, .. } => names[1].into(),
+            Kind::Cores(_) => "2,0-1".into(),
+            Kind::Core(_) => "3".into(),
+            Kind::HeaderNames(_) => "x-id,x-other".into(),
+            Kind::Target(_) => "/ping?x=1".into(),
+            Kind::Levels(_) => "warn,corelane=debug".into(),
+            Kind::Name(_) => "llama \"3\"".into(),
+            Kind::WorkerUrls => "http://a:1".into(),
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The option table: one row an option. Flag, environment name, file key, help and the written reference derive from it.
+//!
+//! Takes nothing, gives the rows. Never reads a value: that is the row's [`Kind`]'s.
+
+use super::values::Kind;
+use super::{HalfClose, Policy};
+
+/// The heading under which help and reference list an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    Listening,
+    Cores,
+    Workers,
+    Limits,
+    Timeouts,
+    Upstream,
+    Retries,
+    Health,
+    Observing,
+    Shutdown,
+}
+
+impl Section {
+    /// All sections, in the order of help and reference.
+    pub const ALL: &'static [Section] = &[
+        Section::Listening,
+        Section::Workers,
+        Section::Cores,
+        Section::Limits,
+        Section::Timeouts,
+        Section::Upstream,
+        Section::Retries,
+        Section::Health,
+        Section::Observing,
+        Section::Shutdown,
+    ];
+
+    /// The heading.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Section::Listening => "Listening",
+            Section::Cores => "Cores",
+            Section::Workers => "Workers and their choice",
+            Section::Limits => "Limits",
+            Section::Timeouts => "Timeouts",
+            Section::Upstream => "Connections to workers",
+            Section::Retries => "Retries",
+            Section::Health => "Health checks",
+            Section::Observing => "Metrics, logs and request ids",
+            Section::Shutdown => "Shutdown",
+        }
+    }
+}
+
+/// One option.
+pub struct Row {
+    /// Key in the file. The flag is the key with dashes, the variable the key in capitals after `CORELANE_`.
+    pub key: &'static str,
+    pub section: Section,
+    pub kind: Kind,
+    /// Default in the spelling of a flag's value; empty: none. List items are separated by commas.
+    pub default: &'static str,
+    /// What it does, as one or two sentences. Unit, range and default are added from the other fields.
+    pub prose: &'static str,
+}
+
+impl Row {
+    /// `--max-payload-size`
+    pub fn flag(&self) -> String {
+        format!("--{}", self.key.replace('_', "-"))
+    }
+
+    /// `CORELANE_MAX_PAYLOAD_SIZE`
+    pub fn env(&self) -> String {
+        format!("{ENV_PREFIX}{}", self.key.to_ascii_uppercase())
+    }
+}
+
+/// What the names of all environment variables begin with.
+pub const ENV_PREFIX: &str = "CORELANE_";
+
+/// The row of a file key.
+pub fn find(key: &str) -> Option<&'static Row> {
+    OPTIONS.iter().find(|row| row.key == key)
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+const fn row(section: Section, key: &'static str, kind: Kind, default: &'static str, prose: &'static str) -> Row {
+    Row { key, section, kind, default, prose }
+}
+
+/// Every option. A row that switches something off stands after the row that it overrides.
+pub const OPTIONS: &[Row] = &[
+    row(
+        Section::Listening,
+        "host",
+        Kind::Address(|c, v| c.host = v),
+        "127.0.0.1",
+        "Address to listen on for clients. `::` takes IPv6 and IPv4.",
+    ),
+    row(
+        Section::Listening,
+        "port",
+        Kind::Whole { min: 0, max: 65535, set: |c, v| c.port = v as u16 },
+        "30000",
+        "Port to listen on for clients; 0 takes any free one.",
+    ),
+    row(
+        Section::Listening,
+        "backlog",
+        Kind::Whole { min: 1, max: 65535, set: |c, v| c.backlog = v as u32 },
+        "4096",
+        "Connections that may wait to be accepted, per lane; the kernel caps it at net.core.somaxconn.",
+    ),
+    row(
+        Section::Workers,
+        "worker_urls",
+        Kind::WorkerUrls,
+        "",
+        "Addresses of the workers: several after one flag, repeated flags, or separated by commas. Given as flag or \
+         variable they replace all workers of the file.",
+    ),
+    row(
+        Section::Workers,
+        "policy",
+        Kind::Choice {
+            names: Policy::NAMES,
+            later: &["bucket", "cache_aware", "consistent_hashing", "manual", "prefix_hash"],
+            set: |c, v| c.policy = Policy::ALL[v],
+        },
+        "least_load",
+        "How a worker is chosen for a request.",
+    ),
+    row(
+        Section::Workers,
+        "default_model",
+        Kind::Name(|c, v| c.default_model = v),
+        "",
+        "Model whose workers serve requests that name none. Unset: any worker does.",
+    ),
+    row(
+        Section::Cores,
+        "cores",
+        Kind::Cores(|c, v| c.cores = v),
+        "auto",
+        "Cores of the lanes, one lane each, in this order. auto: every core that the process may use.",
+    ),
+    row(
+        Section::Cores,
+        "control_core",
+        Kind::Core(|c, v| c.control_core = v),
+        "auto",
+        "Core of the control thread. auto: one that is no lane's, if there is one.",
+    ),
+    row(
+        Section::Limits,
+        "max_payload_size",
+        Kind::Bytes { min: KIB, max: 64 * GIB, set: |c, v| c.max_payload_bytes = v },
+        "512MiB",
+        "Largest request body; a larger one is answered with 413.",
+    ),
+    row(
+        Section::Limits,
+        "body_memory",
+        Kind::Bytes { min: MIB, max: 1024 * GIB, set: |c, v| c.body_memory_bytes = v },
+        "4GiB",
+        "Memory for buffered request bodies of the whole process.",
+    ),
+    row(
+        Section::Limits,
+        "max_head_size",
+        Kind::Bytes { min: 4 * KIB, max: MIB, set: |c, v| c.max_head_bytes = v as usize },
+        "64KiB",
+        "Largest request or answer head; a request above it is answered with 431.",
+    ),
+    row(
+        Section::Limits,
+        "max_headers",
+        Kind::Whole { min: 8, max: 1024, set: |c, v| c.max_headers = v as usize },
+        "100",
+        "Most header lines of a head; a request above it is answered with 431.",
+    ),
+    row(
+        Section::Timeouts,
+        "head_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.head_timeout = v },
+        "10",
+        "Time for a client to send a whole request head.",
+    ),
+    row(
+        Section::Timeouts,
+        "body_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.body_timeout = v },
+        "60",
+        "Longest pause between two bytes of a request body.",
+    ),
+    row(
+        Section::Timeouts,
+        "keep_alive_secs",
+        Kind::Seconds { min: 0.1, max: 86400.0, set: |c, v| c.keep_alive = v },
+        "75",
+        "Idle client connections are closed after this.",
+    ),
+    row(
+        Section::Timeouts,
+        "request_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 604800.0, set: |c, v| c.request_timeout = v },
+        "1800",
+        "Time for a request from its head to the last byte of its answer.",
+    ),
+    row(
+        Section::Timeouts,
+        "write_stall_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.write_stall_timeout = v },
+        "60",
+        "A client that takes nothing of its answer for this long is cut.",
+    ),
+    row(
+        Section::Timeouts,
+        "half_close",
+        Kind::Choice { names: HalfClose::NAMES, later: &[], set: |c, v| c.half_close = HalfClose::ALL[v] },
+        "abort",
+        "What it means that a client closes its sending side while it is served. abort: it left, the worker's request \
+         is ended at once. serve: it only stopped sending.",
+    ),
+    row(
+        Section::Upstream,
+        "connect_timeout_ms",
+        Kind::Millis { min: 1, max: 60_000, set: |c, v| c.connect_timeout = v },
+        "1000",
+        "Time to open a connection to a worker.",
+    ),
+    row(
+        Section::Upstream,
+        "pool_idle_ms",
+        Kind::Millis { min: 1, max: 3_600_000, set: |c, v| c.pool_idle = v },
+        "4000",
+        "Idle connections to workers are closed after this. Keep it below the 5 s after which SGLang and vLLM close \
+         theirs.",
+    ),
+    row(
+        Section::Upstream,
+        "pool_size",
+        Kind::Whole { min: 1, max: 65536, set: |c, v| c.pool_size = v as usize },
+        "256",
+        "Idle connections kept per lane and worker.",
+    ),
+    row(
+        Section::Retries,
+        "retry_max_retries",
+        Kind::Whole { min: 1, max: 100, set: |c, v| c.max_attempts = v as u32 },
+        "5",
+        "Attempts in all, the first included; each further one goes to another worker where there is one.",
+    ),
+    row(
+        Section::Retries,
+        "disable_retries",
+        Kind::Switch(|c, v| {
+            if v {
+                c.max_attempts = 1;
+            }
+        }),
+        "false",
+        "One attempt only, whatever retry_max_retries says.",
+    ),
+    row(
+        Section::Health,
+        "health_check_endpoint",
+        Kind::Target(|c, v| c.health_endpoint = v),
+        "/health",
+        "Path at which workers are probed.",
+    ),
+    row(
+        Section::Health,
+        "health_check_interval_secs",
+        Kind::Seconds { min: 0.1, max: 86400.0, set: |c, v| c.health_interval = v },
+        "60",
+        "Time from one probe of a worker to the next.",
+    ),
+    row(
+        Section::Health,
+        "health_check_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.health_timeout = v },
+        "5",
+        "Time for a worker to answer a probe.",
+    ),
+    row(
+        Section::Health,
+        "health_failure_threshold",
+        Kind::Whole { min: 1, max: 1000, set: |c, v| c.health_failures = v as u32 },
+        "3",
+        "Failed probes in a row after which a worker gets no more requests.",
+    ),
+    row(
+        Section::Health,
+        "health_success_threshold",
+        Kind::Whole { min: 1, max: 1000, set: |c, v| c.health_successes = v as u32 },
+        "2",
+        "Good probes in a row after which it gets requests again.",
+    ),
+    row(
+        Section::Health,
+        "disable_health_check",
+        Kind::Switch(|c, v| c.health_check = !v),
+        "false",
+        "No probes: every worker counts as healthy.",
+    ),
+    row(
+        Section::Observing,
+        "prometheus_host",
+        Kind::Address(|c, v| c.metrics_host = v),
+        "127.0.0.1",
+        "Address of the metrics and admin listener.",
+    ),
+    row(
+        Section::Observing,
+        "prometheus_port",
+        Kind::Whole { min: 0, max: 65535, set: |c, v| c.metrics_port = v as u16 },
+        "29000",
+        "Port of the metrics and admin listener; 0 takes any free one.",
+    ),
+    row(
+        Section::Observing,
+        "log_level",
+        Kind::Levels(|c, v| c.log_level = v),
+        "info",
+        "Least important events that are logged.",
+    ),
+    row(
+        Section::Observing,
+        "request_id_headers",
+        Kind::HeaderNames(|c, v| c.request_id_headers = v),
+        "x-request-id,x-correlation-id,x-trace-id,request-id",
+        "Headers that may bring a request's id; the first that is present counts.",
+    ),
+    row(
+        Section::Shutdown,
+        "shutdown_settle_secs",
+        Kind::Seconds { min: 0.0, max: 600.0, set: |c, v| c.shutdown_settle = v },
+        "2",
+        "On SIGTERM, how long /readiness says no while requests are still taken, so that balancers notice.",
+    ),
+    row(
+        Section::Shutdown,
+        "shutdown_grace_period_secs",
+        Kind::Seconds { min: 0.0, max: 86400.0, set: |c, v| c.shutdown_grace = v },
+        "600",
+        "Then, how long requests in progress may take before they are cut.",
+    ),
+];
+
+/// Options of the peers that this version does not have, with what they belong to. A `*` at the end stands for any rest.
+pub const LATER: &[(&str, &str)] = &[
+    ("pd_disaggregation", "prefill/decode pairs"),
+    ("prefill", "prefill/decode pairs"),
+    ("decode", "prefill/decode pairs"),
+    ("prefill_policy", "prefill/decode pairs"),
+    ("decode_policy", "prefill/decode pairs"),
+    ("cache_threshold", "cache-aware routing"),
+    ("balance_abs_threshold", "cache-aware routing"),
+    ("balance_rel_threshold", "cache-aware routing"),
+    ("balance_token_usage_threshold", "cache-aware routing"),
+    ("overload_token_usage_threshold", "cache-aware routing"),
+    ("eviction_interval_secs", "cache-aware routing"),
+    ("max_tree_size", "cache-aware routing"),
+    ("dp_aware", "data-parallel ranks"),
+    ("max_concurrent_requests", "the admission queue"),
+    ("queue_size", "the admission queue"),
+    ("queue_timeout_secs", "the admission queue"),
+    ("retry_initial_backoff_ms", "retry backoff"),
+    ("retry_max_backoff_ms", "retry backoff"),
+    ("retry_backoff_multiplier", "retry backoff"),
+    ("retry_jitter_factor", "retry backoff"),
+    ("cb_failure_threshold", "the circuit breaker"),
+    ("cb_success_threshold", "the circuit breaker"),
+    ("cb_timeout_duration_secs", "the circuit breaker"),
+    ("cb_window_duration_secs", "the circuit breaker"),
+    ("disable_circuit_breaker", "the circuit breaker"),
+    ("api_key", "client authentication"),
+    ("service_discovery*", "service discovery"),
+    ("selector", "service discovery"),
+    ("prefill_selector", "service discovery"),
+    ("decode_selector", "service discovery"),
+];
+
+/// What an option that comes later belongs to.
+pub fn later(key: &str) -> Option<&'static str> {
+    let fits = |name: &str| name.strip_suffix('*').map_or(name == key, |start| key.starts_with(start));
+    LATER.iter().find(|(name, _)| fits(name)).map(|(_, what)| *what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_unique_and_plain() {
+        for (i, row) in OPTIONS.iter().enumerate() {
+            assert!(row.key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{}", row.key);
+            assert!(OPTIONS[..i].iter().all(|r| r.key != row.key), "{} twice", row.key);
+            assert!(later(row.key).is_none(), "{} is here and comes later", row.key);
+            assert!(row.prose.ends_with('.'), "{}", row.key);
+        }
+    }
+
+    #[test]
+    fn sections_are_contiguous_and_all_used() {
+        let mut seen: Vec<Section> = OPTIONS.iter().map(|r| r.section).collect();
+        seen.dedup();
+        assert_eq!(seen, Section::ALL);
+    }
+}

@@ -1,0 +1,69 @@
+//! The configuration in effect, for people: as TOML with the origin of every value, and as one line.
+//!
+//! Takes what was loaded, gives text. Never shows an API key.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use super::load::Loaded;
+use super::mistakes::Origin;
+use super::options::Section;
+use super::values::{Kind, toml_list, toml_text};
+
+/// Column at which the origins begin, where the value leaves room.
+const ORIGIN_COLUMN: usize = 44;
+
+impl Loaded {
+    /// One line: what would be served, and where.
+    pub fn summary(&self) -> String {
+        let c = &self.config;
+        let workers = if c.workers.len() == 1 { "1 worker".to_owned() } else { format!("{} workers", c.workers.len()) };
+        let listen = SocketAddr::new(c.host, c.port);
+        let metrics = SocketAddr::new(c.metrics_host, c.metrics_port);
+        let source = self.file.as_deref().unwrap_or("no file");
+        format!("ok ({source}): {workers}, {}, clients on {listen}, metrics on {metrics}", c.policy.name())
+    }
+
+    /// The configuration as TOML. Read again it gives the same, but for API keys, which are left out.
+    pub fn to_toml(&self) -> String {
+        let mut out = String::new();
+        for section in Section::ALL {
+            let _ = writeln!(out, "\n# {}", section.title());
+            for setting in self.settings.iter().filter(|s| s.row.section == *section) {
+                let line = match &setting.shown {
+                    Some(shown)
+                        if matches!(setting.row.kind, Kind::WorkerUrls) && setting.origin == Origin::Default =>
+                    {
+                        format!("# {} = {shown}", setting.row.key)
+                    }
+                    Some(shown) => format!("{} = {shown}", setting.row.key),
+                    None => format!("# {} is not set", setting.row.key),
+                };
+                push(&mut out, &line, &setting.origin);
+            }
+        }
+        for worker in &self.tables {
+            push(&mut out, "\n[[workers]]", &worker.origin);
+            let _ = writeln!(out, "url = {}", toml_text(&worker.value.url));
+            let _ = writeln!(out, "role = {}", toml_text(worker.value.role.name()));
+            if !worker.value.models.is_empty() {
+                let _ = writeln!(out, "models = {}", toml_list(&worker.value.models));
+            }
+            if worker.value.api_key.is_some() {
+                out.push_str("# api_key is set, and not shown\n");
+            }
+        }
+        for route in &self.extra_routes {
+            push(&mut out, "\n[[extra_routes]]", &route.origin);
+            let _ = writeln!(out, "path = {}", toml_text(&route.value.path));
+            if !route.value.methods.is_empty() {
+                let _ = writeln!(out, "methods = {}", toml_list(&route.value.methods));
+            }
+        }
+        out.trim_start().to_owned()
+    }
+}
+
+fn push(out: &mut String, line: &str, origin: &Origin) {
+    let _ = writeln!(out, "{line:<ORIGIN_COLUMN$} # {origin}");
+}

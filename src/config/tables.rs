@@ -1,0 +1,259 @@
+//! The tables that only the file has: `[[workers]]` and `[[extra_routes]]`.
+//!
+//! Takes TOML items, gives checked workers and routes with their places. Never quotes an API key.
+
+use std::ops::Range;
+
+use toml_edit::{Item, TableLike, Value};
+
+use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
+use super::routes::ROUTES;
+use super::toml::{FromFile, Places, article};
+use super::{ExtraRoute, Role, WorkerSpec, WorkerUrl};
+use crate::limits::{MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
+
+/// A value and its place in the file.
+#[derive(Clone, Debug)]
+pub struct Placed<T> {
+    pub value: T,
+    pub origin: Origin,
+}
+
+const WORKER_KEYS: [&str; 4] = ["url", "api_key", "models", "role"];
+const ROUTE_KEYS: [&str; 2] = ["path", "methods"];
+const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
+/// Reads all `[[workers]]`.
+pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) {
+    for (table, span) in tables("workers", item, place, out) {
+        let mut entry = Entry { table, places, place: places.at(span), mistakes: Vec::new() };
+        entry.only(&WORKER_KEYS);
+        let url = entry.required("url", |text| WorkerUrl::parse(text).map(|url| url.to_string()));
+        let api_key = entry.text("api_key", api_key);
+        let models = entry.list("models", model);
+        if models.len() > MAX_MODELS_PER_WORKER {
+            entry.wrong(
+                "models",
+                format!("lists {} models", models.len()),
+                format!("list at most {MAX_MODELS_PER_WORKER}"),
+            );
+        }
+        let role = entry.text("role", role).unwrap_or(Role::Regular);
+        let origin = entry.place_of("url");
+        out.mistakes.append(&mut entry.mistakes);
+        if let Some(url) = url {
+            out.workers.push(Placed { value: WorkerSpec { url, role, models, api_key }, origin });
+        }
+    }
+}
+
+/// Reads all `[[extra_routes]]`.
+pub fn extra_routes(item: &Item, place: Origin, places: &Places, out: &mut FromFile) {
+    for (table, span) in tables("extra_routes", item, place, out) {
+        let mut entry = Entry { table, places, place: places.at(span), mistakes: Vec::new() };
+        entry.only(&ROUTE_KEYS);
+        let path = entry.required("path", |text| route_path(text).map(|()| text.to_owned()));
+        let methods = entry.list("methods", method);
+        let origin = entry.place_of("path");
+        out.mistakes.append(&mut entry.mistakes);
+        let Some(path) = path else { continue };
+        if let Some(other) = out.extra_routes.iter().find(|r| overlap(&r.value.path, &path)) {
+            let wrong =
+                Wrong::new(format!("{path} overlaps with {} at {}", other.value.path, other.origin), "leave one");
+            out.mistakes.push(wrong.at(&origin, "path"));
+            continue;
+        }
+        out.extra_routes.push(Placed { value: ExtraRoute { path, methods }, origin });
+    }
+}
+
+type Spanned<'a> = (&'a dyn TableLike, Option<Range<usize>>);
+
+/// The tables of `[[key]]`, or of `key = [{…}]`.
+fn tables<'a>(key: &str, item: &'a Item, place: Origin, out: &mut FromFile) -> Vec<Spanned<'a>> {
+    let mut found: Vec<Spanned<'a>> = Vec::new();
+    let good = match item {
+        Item::ArrayOfTables(all) => {
+            found.extend(all.iter().map(|t| (t as &dyn TableLike, t.span())));
+            true
+        }
+        Item::Value(Value::Array(all)) => {
+            found.extend(all.iter().filter_map(|v| Some((v.as_inline_table()? as &dyn TableLike, v.span()))));
+            found.len() == all.len()
+        }
+        _ => false,
+    };
+    if !good {
+        out.mistakes.push(Wrong::new("is no list of tables", format!("begin each with [[{key}]]")).at(&place, key));
+    }
+    found
+}
+
+/// One table while it is read.
+struct Entry<'a> {
+    table: &'a dyn TableLike,
+    places: &'a Places<'a>,
+    place: Origin,
+    mistakes: Vec<Mistake>,
+}
+
+impl Entry<'_> {
+    fn place_of(&self, key: &str) -> Origin {
+        match self.table.get(key).and_then(Item::span) {
+            Some(span) => self.places.at(Some(span)),
+            None => self.place.clone(),
+        }
+    }
+
+    fn wrong(&mut self, key: &str, what: impl Into<String>, fix: impl Into<String>) {
+        let mistake = Wrong::new(what, fix).at(&self.place_of(key), key);
+        self.mistakes.push(mistake);
+    }
+
+    fn only(&mut self, known: &[&str]) {
+        for (key, item) in self.table.iter().filter(|(key, _)| !known.contains(key)) {
+            let span = self.table.key(key).and_then(toml_edit::Key::span).or_else(|| item.span());
+            let fix = match nearest(key, known.iter().copied()) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("the keys are {}", known.join(", ")),
+            };
+            self.mistakes.push(Mistake::new(self.places.at(span), format!("{key:?}: no such key"), fix));
+        }
+    }
+
+    fn required<T>(&mut self, key: &str, read: impl Fn(&str) -> Result<T, Wrong>) -> Option<T> {
+        if self.table.get(key).is_none() {
+            self.wrong(key, "is missing", format!("add {key} = \"…\""));
+        }
+        self.text(key, read)
+    }
+
+    fn text<T>(&mut self, key: &str, read: impl Fn(&str) -> Result<T, Wrong>) -> Option<T> {
+        let item = self.table.get(key)?;
+        let Some(text) = item.as_str() else {
+            self.wrong(key, format!("is {}", item.as_value().map_or("a table", article)), "give a text in quotes");
+            return None;
+        };
+        read(text).map_err(|wrong| self.wrong(key, wrong.what, wrong.fix)).ok()
+    }
+
+    fn list(&mut self, key: &str, read: impl Fn(&str) -> Result<String, Wrong>) -> Vec<String> {
+        let Some(item) = self.table.get(key) else { return Vec::new() };
+        let Some(items) = item.as_array() else {
+            self.wrong(key, "is no list", format!("write {key} = [\"…\"]"));
+            return Vec::new();
+        };
+        let mut out: Vec<String> = Vec::new();
+        for value in items {
+            let text = value
+                .as_str()
+                .ok_or_else(|| Wrong::new(format!("an item is {}", article(value)), "list texts in quotes"));
+            let read = text.and_then(&read).and_then(|text| match out.contains(&text) {
+                true => Err(Wrong::new(format!("{} is listed twice", quote(&text)), "list it once")),
+                false => Ok(text),
+            });
+            match read {
+                Ok(text) => out.push(text),
+                Err(wrong) => self.mistakes.push(wrong.at(&self.places.at(value.span()), key)),
+            }
+        }
+        out
+    }
+}
+
+fn api_key(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() {
+        return Err(Wrong::new("is empty", "leave it out, or give the worker's key"));
+    }
+    // It becomes a header value: a line end would forge headers.
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Wrong::new("has characters other than visible ASCII", "leave out spaces and line ends"));
+    }
+    Ok(text.to_owned())
+}
+
+fn model(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() || text.chars().any(char::is_control) {
+        return Err(Wrong::new(format!("{} is no model name", quote(text)), "give the name that clients send"));
+    }
+    Ok(text.to_owned())
+}
+
+fn role(text: &str) -> Result<Role, Wrong> {
+    match text {
+        "regular" => Ok(Role::Regular),
+        "prefill" | "decode" => {
+            Err(Wrong::new(format!("{} is not built yet (prefill/decode pairs)", quote(text)), "leave it out"))
+        }
+        _ => Err(Wrong::new(format!("{} is not known", quote(text)), "give regular")),
+    }
+}
+
+fn method(text: &str) -> Result<String, Wrong> {
+    if METHODS.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    let upper = text.to_ascii_uppercase();
+    let fix = match METHODS.contains(&upper.as_str()) {
+        true => format!("write {upper}"),
+        false => format!("give some of {}", METHODS.join(", ")),
+    };
+    Err(Wrong::new(format!("{} is no method that is passed on", quote(text)), fix))
+}
+
+fn route_path(path: &str) -> Result<(), Wrong> {
+    let wrong = |what: &str, fix: &str| Err(Wrong::new(format!("{} {what}", quote(path)), fix));
+    if !path.starts_with('/') {
+        return wrong("does not start with /", "give the whole path");
+    }
+    if path.len() > MAX_TARGET_BYTES || !path.bytes().all(|b| b.is_ascii_graphic()) {
+        return wrong("is no path", "percent-encode what is not visible ASCII");
+    }
+    if path.contains(['?', '#']) {
+        return wrong("has a query or a fragment", "end it before the '?' or '#'");
+    }
+    if path.split('/').any(|segment| segment.contains('*') && segment != "*") {
+        return wrong("has a * within a segment", "* stands for one whole segment, as in /v1/adapters/*");
+    }
+    if let Some(route) = ROUTES.iter().find(|route| overlap(route.path, path)) {
+        return wrong(&format!("overlaps with the built-in route {}", route.path), "leave it out");
+    }
+    Ok(())
+}
+
+/// Whether some path fits both patterns.
+fn overlap(a: &str, b: &str) -> bool {
+    let (mut a, mut b) = (a.split('/'), b.split('/'));
+    loop {
+        match (a.next(), b.next()) {
+            (None, None) => return true,
+            (Some("*"), Some(segment)) | (Some(segment), Some("*")) if !segment.is_empty() => {}
+            (Some(x), Some(y)) if x == y => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_patterns_are_seen() {
+        for (a, b) in [("/a/*", "/a/b"), ("/a/b", "/*/b"), ("/*/c", "/b/*"), ("/a", "/a")] {
+            assert!(overlap(a, b) && overlap(b, a), "{a} {b}");
+        }
+        for (a, b) in [("/a/*", "/a/"), ("/a/*", "/a"), ("/a/*", "/a/b/c"), ("/a", "/b")] {
+            assert!(!overlap(a, b) && !overlap(b, a), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn keys_never_forge_headers() {
+        assert!(api_key("sk-abc_123").is_ok());
+        for text in ["", "a b", "a\r\nx: y", "a\n", "ä", "a\0"] {
+            let wrong = api_key(text).unwrap_err();
+            assert!(text.is_empty() || !wrong.to_string().contains(text));
+        }
+    }
+}

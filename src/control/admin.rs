@@ -1,0 +1,111 @@
+//! The admin listener: metrics and the list of workers, on an address of its own.
+//!
+//! Takes GET requests of operators and scrapers, gives text and JSON. Never stands on the public address,
+//! never changes anything, never shows a key.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Serialize;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::exposition::{CONTENT_TYPE, Exposition};
+use super::fleet::Bases;
+use crate::shared::Shared;
+
+/// What the handlers read.
+#[derive(Clone)]
+pub struct Admin {
+    shared: &'static Shared,
+    bases: Bases,
+    exposition: Arc<Exposition>,
+}
+
+/// A worker in the list.
+#[derive(Serialize)]
+struct Entry {
+    /// Slot and tenancy: names this worker and no later one.
+    id: String,
+    url: Box<str>,
+    role: &'static str,
+    models: Box<[Box<str>]>,
+    state: &'static str,
+    in_flight: u32,
+    selected_total: u64,
+}
+
+/// Opens the admin listener.
+///
+/// # Errors
+/// The system's error, with a sentence that names the option to change.
+pub async fn bind(host: IpAddr, port: u16) -> io::Result<TcpListener> {
+    let addr = SocketAddr::new(host, port);
+    TcpListener::bind(addr).await.map_err(|e| {
+        let option =
+            if e.kind() == io::ErrorKind::AddrNotAvailable { "--prometheus-host" } else { "--prometheus-port" };
+        io::Error::new(e.kind(), format!("cannot open the admin listener on {addr}: {e}; change {option}"))
+    })
+}
+
+impl Admin {
+    /// Handlers over the process's shared state.
+    pub fn new(shared: &'static Shared, bases: Bases) -> Self {
+        Admin { shared, exposition: Arc::new(Exposition::new(shared, bases.clone())), bases }
+    }
+
+    /// Answers requests until the task is dropped.
+    pub async fn serve(self, listener: TcpListener) {
+        // axum's loop retries failed accepts and does not return.
+        let _ = axum::serve(listener, self.router()).await;
+    }
+
+    fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/workers", get(workers))
+            .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+            .fallback(unknown)
+            .method_not_allowed_fallback(not_allowed)
+            .with_state(self)
+    }
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], admin.exposition.text()).into_response()
+}
+
+async fn workers(State(admin): State<Admin>) -> Response {
+    let shared = admin.shared;
+    let snapshot = shared.roster.snapshot();
+    let entry = |w: &Arc<crate::shared::roster::Worker>| Entry {
+        id: format!("{}-{}", w.slot, w.era),
+        url: w.url.clone(),
+        role: w.role.name(),
+        models: w.models.clone(),
+        state: shared.vitals.health(w.slot).name(),
+        in_flight: shared.load.word(w.slot).in_flight(),
+        selected_total: admin.bases.selected(shared, w.slot),
+    };
+    let workers: Vec<Entry> = snapshot.workers.iter().map(entry).collect();
+    Json(json!({"total": workers.len(), "workers": workers})).into_response()
+}
+
+async fn unknown(uri: Uri) -> Response {
+    error(StatusCode::NOT_FOUND, "not_found", &format!("No such route on the admin listener: {}", uri.path()))
+}
+
+async fn not_allowed() -> Response {
+    error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "This route does not support the method.")
+}
+
+fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    let body = json!({"error": {"message": message, "type": "invalid_request_error", "code": code, "param": null}});
+    (status, Json(body)).into_response()
+}

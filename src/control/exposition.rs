@@ -1,0 +1,218 @@
+//! The metric table filled in.
+//!
+//! Takes what lanes have counted, gives OpenMetrics text. Never costs a lane anything: sums are made when
+//! somebody asks. Never shows a worker that is gone, nor a request series that never was.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabel, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::fleet::{Bases, usable};
+use crate::config::routes::ROUTES;
+use crate::fault::What;
+use crate::metrics::{Kind, LATENCY_BUCKETS, Metric, Row, STATUSES, Tally, status_label};
+use crate::shared::Shared;
+use crate::shared::tallies::{Histogram, Lane};
+use crate::shared::vitals::Health;
+
+/// Media type of the text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Makes the text, as often as asked.
+pub struct Exposition(Registry);
+
+impl Exposition {
+    /// An exposition of the process's shared state.
+    pub fn new(shared: &'static Shared, bases: Bases) -> Self {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Source { shared, bases }));
+        Exposition(registry)
+    }
+
+    /// All metrics as they stand now.
+    pub fn text(&self) -> String {
+        let mut page = String::with_capacity(16 * 1024);
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut page, &self.0);
+        page
+    }
+}
+
+struct Source {
+    shared: &'static Shared,
+    bases: Bases,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+impl Collector for Source {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        for &metric in Metric::ALL {
+            let mut family = Family::open(&mut encoder, metric.row())?;
+            self.computed(metric, &mut family)?;
+        }
+        self.tallies(&mut encoder)
+    }
+}
+
+impl Source {
+    fn computed(&self, metric: Metric, family: &mut Family) -> fmt::Result {
+        match metric {
+            Metric::BuildInfo => family.gauge(&[env!("CARGO_PKG_VERSION")], 1),
+            Metric::Requests => self.requests(family),
+            Metric::Faults => self.faults(family),
+            Metric::FirstByte => family.histogram(self.lanes().iter().map(|l| &l.first_byte)),
+            Metric::RequestSeconds => family.histogram(self.lanes().iter().map(|l| &l.total)),
+            Metric::WorkerInFlight | Metric::WorkerSelected | Metric::WorkerUp => self.workers(metric, family),
+            Metric::Workers => self.states(family),
+            Metric::LaneConnections => (0..self.lanes().len())
+                .try_for_each(|lane| family.gauge(&[&lane.to_string()], self.shared.handover.connections(lane).into())),
+        }
+    }
+
+    fn lanes(&self) -> &'static [Lane] {
+        self.shared.tallies.lanes()
+    }
+
+    fn sum(&self, of: impl Fn(&Lane) -> u64) -> u64 {
+        self.lanes().iter().map(of).fold(0, u64::wrapping_add)
+    }
+
+    fn requests(&self, family: &mut Family) -> fmt::Result {
+        for route in 0..=ROUTES.len() {
+            let path = ROUTES.get(route).map_or("other", |r| r.path);
+            for (i, status) in STATUSES.iter().enumerate() {
+                let n = self.sum(|lane| lane.requests(route, i));
+                if n > 0 {
+                    family.counter(&[path, &status_label(*status)], n)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn faults(&self, family: &mut Family) -> fmt::Result {
+        What::ALL.iter().try_for_each(|what| family.counter(&[what.row().code], self.sum(|lane| lane.faults(*what))))
+    }
+
+    fn workers(&self, metric: Metric, family: &mut Family) -> fmt::Result {
+        for worker in &self.shared.roster.snapshot().workers {
+            let labels = &[&*worker.url, worker.role.name()];
+            match metric {
+                Metric::WorkerInFlight => family.gauge(labels, self.shared.load.word(worker.slot).in_flight().into()),
+                Metric::WorkerSelected => family.counter(labels, self.bases.selected(self.shared, worker.slot)),
+                _ => family.gauge(labels, usable(self.shared, worker).into()),
+            }?;
+        }
+        Ok(())
+    }
+
+    fn states(&self, family: &mut Family) -> fmt::Result {
+        let snapshot = self.shared.roster.snapshot();
+        for state in [Health::Pending, Health::Ready, Health::Unhealthy, Health::Draining] {
+            let n = snapshot.workers.iter().filter(|w| self.shared.vitals.health(w.slot) == state).count();
+            family.gauge(&[state.name()], n as i64)?;
+        }
+        Ok(())
+    }
+
+    /// The plain counters; rows with one name stand together, whatever their order in the table.
+    fn tallies(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        for (i, first) in Tally::ALL.iter().enumerate() {
+            let (name, _, help) = first.row();
+            if Tally::ALL[..i].iter().any(|t| t.row().0 == name) {
+                continue;
+            }
+            let label = first.label().map(|(key, _)| key);
+            let row = Row { name, kind: Kind::Counter, labels: label.as_slice(), help };
+            let mut family = Family::open(encoder, row)?;
+            for tally in Tally::ALL[i..].iter().filter(|t| t.row().0 == name) {
+                let value = tally.label().map(|(_, value)| value);
+                family.counter(value.as_slice(), self.sum(|lane| lane.get(*tally)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One metric being written: its head is out, its samples follow.
+struct Family<'a, 'r> {
+    encoder: MetricEncoder<'a>,
+    labels: &'r [&'static str],
+}
+
+impl<'a, 'r> Family<'a, 'r> {
+    fn open(encoder: &'a mut DescriptorEncoder, row: Row<'r>) -> Result<Self, fmt::Error> {
+        let kind = match row.kind {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+            Kind::Histogram => MetricType::Histogram,
+        };
+        Ok(Family { encoder: encoder.encode_descriptor(row.name, row.help, None, kind)?, labels: row.labels })
+    }
+
+    fn counter(&mut self, values: &[&str], n: u64) -> fmt::Result {
+        self.sample(values, |encoder| encoder.encode_counter::<NoLabelSet, u64, f64>(&n, None))
+    }
+
+    fn gauge(&mut self, values: &[&str], n: i64) -> fmt::Result {
+        self.sample(values, |encoder| encoder.encode_gauge(&n))
+    }
+
+    fn sample(&mut self, values: &[&str], write: impl FnOnce(&mut MetricEncoder) -> fmt::Result) -> fmt::Result {
+        assert_eq!(values.len(), self.labels.len(), "a sample has as many label values as its row has labels");
+        // A label set that is there but empty would be written as `{}`.
+        match values {
+            [] => write(&mut self.encoder),
+            _ => write(&mut self.encoder.encode_family(&Labels(self.labels, values))?),
+        }
+    }
+
+    fn histogram<'h>(&mut self, lanes: impl Iterator<Item = &'h Histogram>) -> fmt::Result {
+        // The encoder takes `f64::MAX` for +Inf and makes the counts cumulative.
+        let bounds = LATENCY_BUCKETS.into_iter().chain([f64::MAX]);
+        let mut buckets: Vec<(f64, u64)> = bounds.map(|bound| (bound, 0)).collect();
+        let mut sum = 0.0;
+        for lane in lanes {
+            sum += lane.sum_seconds();
+            for (bucket, n) in buckets.iter_mut().zip(lane.counts()) {
+                bucket.1 += n;
+            }
+        }
+        let count = buckets.iter().map(|b| b.1).sum();
+        self.encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+}
+
+/// Names and values; the values are escaped here, the encoder writes them as they are.
+struct Labels<'a>(&'a [&'static str], &'a [&'a str]);
+
+impl EncodeLabelSet for Labels<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder) -> fmt::Result {
+        self.0.iter().zip(self.1).try_for_each(|(key, value)| (*key, escape(value)).encode(encoder.encode_label()))
+    }
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_values_are_escaped() {
+        assert_eq!(escape("a\\b\"c\nd"), r#"a\\b\"c\nd"#);
+    }
+}

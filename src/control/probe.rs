@@ -1,0 +1,151 @@
+//! Is the worker alive? The judgement, and the loop that asks.
+//!
+//! Takes the outcomes of probes, gives changes of health. Never flips on a single miss (the thresholds say how
+//! many in a row), never flips a worker that another authority drains: the fleet sees to that.
+
+use std::time::Duration;
+
+use super::Tended;
+use super::fetch::Failure;
+use super::fleet::News;
+use crate::shared::vitals::Health;
+
+/// What a worker's probes have come to. A pure state machine: outcomes in, flips out.
+#[derive(Clone, Copy, Debug)]
+pub struct Streak {
+    health: Health,
+    /// Outcomes in a row that speak against `health`.
+    against: u32,
+    failures: u32,
+    successes: u32,
+}
+
+impl Streak {
+    /// A worker that was never probed. `failures` and `successes` in a row flip it later on.
+    pub fn new(failures: u32, successes: u32) -> Self {
+        Streak { health: Health::Pending, against: 0, failures: failures.max(1), successes: successes.max(1) }
+    }
+
+    /// What the outcomes so far come to.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// Counts an outcome; the new health when it flipped.
+    pub fn judge(&mut self, alive: bool) -> Option<Health> {
+        let (flip, after) = match (self.health, alive) {
+            (Health::Pending, true) => (Health::Ready, 1),
+            (Health::Pending, false) | (Health::Ready, true) | (Health::Unhealthy, false) => {
+                self.against = 0;
+                return None;
+            }
+            (Health::Ready, false) => (Health::Unhealthy, self.failures),
+            (_, true) => (Health::Ready, self.successes),
+            (Health::Draining, false) => return None,
+        };
+        self.against += 1;
+        if self.against < after {
+            return None;
+        }
+        self.health = flip;
+        self.against = 0;
+        Some(flip)
+    }
+}
+
+/// Probes for as long as the worker is known; with health checks off it only lets the worker in.
+pub(super) async fn keep_probing(tended: &Tended) {
+    tended.looked_up().await;
+    let config = &tended.config;
+    if !config.health_check {
+        tended.tell(News::Probed);
+        tended.resolved().await;
+        tended.learn_again().await;
+        tended.tell(News::Health(Health::Ready, "health checks are off".into()));
+        return;
+    }
+    let mut streak = Streak::new(config.health_failures, config.health_successes);
+    let mut complained = false;
+    loop {
+        let outcome = probe(tended).await;
+        match judge(tended, &mut streak, &outcome) {
+            Some(Health::Ready) => {
+                // Its models may have changed while it was away: better known before the first request comes.
+                tended.learn_again().await;
+                tended.tell(News::Health(Health::Ready, "its probes succeed".into()));
+            }
+            Some(flip) => tended.tell(News::Health(flip, reason(&outcome))),
+            None => {}
+        }
+        tended.tell(News::Probed);
+        if let Err(why) = &outcome {
+            match streak.health() == Health::Pending && !std::mem::replace(&mut complained, true) {
+                true => tracing::warn!(worker = %tended.url, reason = %why, "worker is not ready yet"),
+                false => tracing::debug!(worker = %tended.url, reason = %why, "probe failed"),
+            }
+        }
+        tokio::time::sleep(pause(tended, streak.health())).await;
+    }
+}
+
+/// Counts the outcome, unless it is a failure that live traffic speaks against.
+fn judge(tended: &Tended, streak: &mut Streak, outcome: &Result<(), String>) -> Option<Health> {
+    if outcome.is_err() && streak.health() == Health::Ready && tended.answers_clients() {
+        return None;
+    }
+    streak.judge(outcome.is_ok())
+}
+
+fn reason(outcome: &Result<(), String>) -> String {
+    outcome.as_ref().err().cloned().unwrap_or_default()
+}
+
+async fn probe(tended: &Tended) -> Result<(), String> {
+    match tended.get(&tended.config.health_endpoint).await {
+        Ok(reply) if (200..300).contains(&reply.status) => Ok(()),
+        Ok(reply) => Err(format!("{} answers {}", tended.config.health_endpoint, reply.status)),
+        Err(failure @ Failure::Unresolved) => Err(failure.to_string()),
+        Err(failure) => Err(format!("{}: {failure}", tended.config.health_endpoint)),
+    }
+}
+
+fn pause(tended: &Tended, health: Health) -> Duration {
+    let interval = tended.config.health_interval;
+    let base = match health {
+        Health::Pending => return tended.pace.eager,
+        Health::Unhealthy => interval.min(tended.pace.unhealthy_probe),
+        _ => interval,
+    };
+    // ±10 %, so that the probes of a fleet that started at once drift apart.
+    base.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Health::{Pending, Ready, Unhealthy};
+
+    fn run(outcomes: &str) -> Vec<(usize, Health)> {
+        let mut streak = Streak::new(3, 2);
+        outcomes.bytes().enumerate().filter_map(|(i, b)| streak.judge(b == b'+').map(|h| (i, h))).collect()
+    }
+
+    #[test]
+    fn the_first_success_makes_ready_and_thresholds_govern_the_rest() {
+        assert_eq!(run("+"), [(0, Ready)]);
+        assert_eq!(run("-------+"), [(7, Ready)]);
+        assert_eq!(run("+--+--+--"), [(0, Ready)]);
+        assert_eq!(run("+---"), [(0, Ready), (3, Unhealthy)]);
+        assert_eq!(run("+---+-+-++"), [(0, Ready), (3, Unhealthy), (9, Ready)]);
+        assert_eq!(run("+---++---"), [(0, Ready), (3, Unhealthy), (5, Ready), (8, Unhealthy)]);
+        assert_eq!(Streak::new(0, 0).health(), Pending);
+    }
+
+    #[test]
+    fn thresholds_of_one_flip_at_once() {
+        let mut streak = Streak::new(1, 1);
+        for (alive, flip) in [(true, Some(Ready)), (false, Some(Unhealthy)), (true, Some(Ready)), (true, None)] {
+            assert_eq!(streak.judge(alive), flip);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Answers that need no worker.
+//!
+//! Takes a request for one of the gateway's own routes, gives a whole answer. Never asks a worker: what is
+//! said of workers was learnt by the control thread.
+
+use crate::config::routes::Answer;
+use crate::flow::passage::Request;
+use crate::http1::{self, Extra};
+use crate::lane::Lane;
+use crate::lane::wire::Wire;
+
+/// Appends the answer; gives its status.
+pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &mut Vec<u8>) -> u16 {
+    request.keep_alive &= !lane.is_draining();
+    let (status, body) = match by {
+        Answer::Ready => lane.shared.readiness.json(lane.shared.drain.phase()),
+        Answer::Models => (200, models(lane)),
+        Answer::ServerInfo => (200, server_info(lane)),
+        _ => (200, r#"{"status":"ok"}"#.to_string()),
+    };
+    let extra = Extra {
+        request_id: Some(&request.id),
+        keep_alive: request.keep_alive,
+        allow: &[],
+        head_only: request.is_head(),
+        version: request.head.version,
+    };
+    http1::local(out, status, "application/json", body.as_bytes(), &extra);
+    status
+}
+
+/// The union of the models of all usable workers, in the OpenAI shape.
+fn models<W: Wire>(lane: &Lane<W>) -> String {
+    let snapshot = lane.shared.roster.snapshot();
+    let usable = snapshot.workers.iter().filter(|w| lane.shared.vitals.usable(w.slot));
+    let mut names: Vec<&str> = usable.flat_map(|w| w.models.iter().map(|m| &**m)).collect();
+    names.sort_unstable();
+    names.dedup();
+    let data: Vec<_> = names
+        .into_iter()
+        .map(|id| serde_json::json!({"id": id, "object": "model", "created": 0, "owned_by": "corelane"}))
+        .collect();
+    serde_json::json!({"object": "list", "data": data}).to_string()
+}
+
+/// The harmless part of what usable workers say of themselves.
+fn server_info<W: Wire>(lane: &Lane<W>) -> String {
+    let snapshot = lane.shared.roster.snapshot();
+    let workers: Vec<serde_json::Value> = snapshot
+        .workers
+        .iter()
+        .filter(|w| lane.shared.vitals.usable(w.slot))
+        .filter_map(|w| serde_json::from_str(w.server_info.as_deref()?).ok())
+        .collect();
+    serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "policy": lane.config.policy.name(),
+        "workers": workers,
+    })
+    .to_string()
+}

@@ -1,0 +1,279 @@
+//! Receive: a client's bytes become a request.
+//!
+//! Takes a connection and its first bytes, gives head, whole body and what inspection found in it as it
+//! arrived. Never holds a buffer while nothing has arrived; never accepts more than the limits say; each
+//! deadline runs only while the client is waited for.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use crate::config::routes::{self, ROUTES};
+use crate::fault::{Fault, What};
+use crate::flow::passage::{Client, Request};
+use crate::http1::{BodyLength, CONTINUE, Chunked, FieldKind, HeadLimits, Method, Parsed, request_id};
+use crate::lane::Lane;
+use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
+use crate::limits::{BODY_TURN_BYTES, RECV_BUFFER_BYTES};
+use crate::metrics::Tally;
+
+/// Waits for the first bytes of a request; `None` when the connection is to be closed: the client closed it,
+/// it was idle for too long, or the process is draining.
+pub async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) -> Option<Chunk> {
+    client.timer.set(lane.wire.now_us() + lane.config.keep_alive.as_micros() as u64);
+    poll_fn(|cx| {
+        if let Poll::Ready(got) = client.conn.poll_recv(cx) {
+            return Poll::Ready(got.ok().filter(|c| !c.is_empty()));
+        }
+        if lane.is_draining() || client.timer.poll_due(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Ready when the client has let the deadline pass, or when the process ends and waits for nobody.
+fn poll_late<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, late: What, cx: &mut Context<'_>) -> Poll<Fault> {
+    if lane.is_ending() {
+        return Poll::Ready(What::ClientGone.into());
+    }
+    client.timer.poll_due(cx).map(|()| late.into())
+}
+
+/// The client's next bytes, or the fault when the deadline passes or the client is gone.
+async fn more<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, late: What) -> Result<Chunk, Fault> {
+    let chunk = poll_fn(|cx| {
+        if let Poll::Ready(got) = client.conn.poll_recv(cx) {
+            return Poll::Ready(got.map_err(|_| Fault::from(What::ClientGone)));
+        }
+        poll_late(lane, client, late, cx).map(Err)
+    })
+    .await?;
+    if chunk.is_empty() {
+        return Err(What::ClientGone.into());
+    }
+    lane.count(Tally::ClientBytesIn, chunk.len() as u64);
+    Ok(chunk)
+}
+
+/// Reads one request whole.
+pub async fn receive<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &mut Request,
+    first: Chunk,
+) -> Result<(), Fault> {
+    let config = &*lane.config;
+    let limits = HeadLimits { bytes: config.max_head_bytes, fields: config.max_headers };
+    lane.count(Tally::ClientBytesIn, first.len() as u64);
+    client.timer.set(lane.wire.now_us() + config.head_timeout.as_micros() as u64);
+    let mut chunk = first;
+    request.head_len = loop {
+        request.input_mut().extend_from_slice(&chunk);
+        drop(chunk);
+        match request.head.parse(&request.input, &limits)? {
+            Parsed::Complete(len) => break len,
+            Parsed::Partial => chunk = more(lane, client, What::HeadTimeout).await?,
+        }
+    };
+    identify(lane, request);
+    if matches!(request.head.body, BodyLength::None | BodyLength::Length(0)) {
+        // Nothing more is to come: whatever is wrong with the request, the next one can follow.
+        keep_rest(client, request, request.head_len);
+        request.complete = true;
+    }
+    find_route(lane, request)?;
+    read_body(lane, client, request).await?;
+    request.complete = true;
+    Ok(())
+}
+
+/// Takes the request id over or makes one, and notes what the connection does afterwards.
+fn identify<W: Wire>(lane: &Lane<W>, request: &mut Request) {
+    request.keep_alive = request.head.keep_alive;
+    request.id.clear();
+    match request_id(&request.head, &request.input, &lane.config.request_id_headers) {
+        Some(span) => request.id.extend_from_slice(span.of(&request.input)),
+        None => {
+            let id = lane.rng.borrow_mut().u128(..);
+            request.id.extend((0..32).rev().map(|i| b"0123456789abcdef"[(id >> (i * 4)) as usize & 15]));
+        }
+    }
+}
+
+fn find_route<W: Wire>(lane: &Lane<W>, request: &mut Request) -> Result<(), Fault> {
+    let path = request.head.path.of(&request.input);
+    let method = request.head.method.as_str();
+    if let Some(route) = routes::find(path) {
+        request.route = route;
+        request.answerer = ROUTES[route].answer;
+        return match ROUTES[route].methods.contains(&method) {
+            true => Ok(()),
+            false => Err(What::MethodNotAllowed.into()),
+        };
+    }
+    let extra = lane.config.extra_routes.iter().position(|r| routes::matches(r.path.as_bytes(), path));
+    request.extra = extra;
+    let Some(extra) = extra.map(|i| &lane.config.extra_routes[i]) else { return Err(What::PathUnknown.into()) };
+    let methods = &extra.methods;
+    let allowed = if methods.is_empty() {
+        matches!(request.head.method, Method::Get | Method::Head | Method::Post)
+    } else {
+        methods.iter().any(|m| m == method)
+    };
+    if allowed { Ok(()) } else { Err(What::MethodNotAllowed.into()) }
+}
+
+async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &mut Request) -> Result<(), Fault> {
+    let kind = request.body_kind();
+    let content_type = request.head.first(FieldKind::ContentType).map_or(&[][..], |s| s.of(&request.input));
+    request.inspector.begin(kind, content_type);
+    let max = lane.config.max_payload_bytes;
+    match request.head.body {
+        BodyLength::None | BodyLength::Length(0) => Ok(()),
+        BodyLength::Length(length) if length > max => Err(too_large(max)),
+        BodyLength::Length(length) => {
+            // Below the limit, which fits memory; 32-bit systems have no io_uring worth the name.
+            read_length(lane, client, request, length as usize).await
+        }
+        BodyLength::Chunked => read_chunked(lane, client, request, max).await,
+    }
+}
+
+fn too_large(max: u64) -> Fault {
+    Fault::with(What::BodyTooLarge, format!("The limit is {max} bytes."))
+}
+
+/// What lies behind `end` belongs to the next request.
+fn keep_rest<C: Conn>(client: &Client<C>, request: &mut Request, end: usize) {
+    if request.input.len() > end {
+        client.conn.unread(Chunk::heap(request.input[end..].to_vec()));
+        request.input_mut().truncate(end);
+    }
+}
+
+/// Reserves memory for body bytes beyond what a receive buffer holds.
+fn hold<W: Wire>(lane: &Lane<W>, request: &mut Request, bytes: usize) -> Result<(), Fault> {
+    if bytes <= BODY_TURN_BYTES {
+        return Ok(());
+    }
+    let most = lane.config.body_memory_bytes;
+    let held = request.held.get_or_insert_with(|| lane.shared.memory.none());
+    if held.grow(bytes as u64, most) { Ok(()) } else { Err(What::OutOfMemory.into()) }
+}
+
+async fn invite<W: Wire>(client: &Client<W::Conn>, request: &Request) -> Result<(), Fault> {
+    if request.head.expect_continue {
+        client.conn.start_send(Outgoing::Static(CONTINUE));
+        poll_fn(|cx| client.conn.poll_sent(cx)).await.map_err(|_| Fault::from(What::ClientGone))?;
+    }
+    Ok(())
+}
+
+async fn read_length<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &mut Request,
+    length: usize,
+) -> Result<(), Fault> {
+    let end = request.head_len + length;
+    if request.input.len() >= end {
+        keep_rest(client, request, end);
+        request.complete = true;
+        return request.inspector.feed(&request.input[request.head_len..]);
+    }
+    if length as u64 > lane.config.body_memory_bytes {
+        return Err(What::OutOfMemory.into());
+    }
+    invite::<W>(client, request).await?;
+    // A length is only a promise: memory, and the claim to it, follow the bytes, in steps that double.
+    let have = request.input.len();
+    request.input_mut().reserve((end - have).min(1 << 20));
+    request.inspector.feed(&request.input[request.head_len..])?;
+    let patience = lane.config.body_timeout.as_micros() as u64;
+    while request.input.len() < end {
+        let missing = end - request.input.len();
+        hold(lane, request, request.input.len() - request.head_len + missing.min(BODY_TURN_BYTES))?;
+        client.timer.set(lane.wire.now_us() + patience);
+        let input = request.input_mut();
+        let n = poll_fn(|cx| {
+            if let Poll::Ready(got) = client.conn.poll_fill(cx, input, missing.min(BODY_TURN_BYTES)) {
+                return Poll::Ready(got.map_err(|_| Fault::from(What::ClientGone)));
+            }
+            poll_late(lane, client, What::BodyTimeout, cx).map(Err)
+        })
+        .await?;
+        if n == 0 {
+            return Err(What::ClientGone.into());
+        }
+        lane.count(Tally::ClientBytesIn, n as u64);
+        request.complete = request.input.len() == end;
+        request.inspector.feed(&request.input[request.head_len..])?;
+    }
+    Ok(())
+}
+
+async fn read_chunked<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &mut Request,
+    max: u64,
+) -> Result<(), Fault> {
+    let mut chunked = Chunked::new();
+    let mut payload_end = request.head_len;
+    let patience = lane.config.body_timeout.as_micros() as u64;
+    let mut invited = false;
+    loop {
+        let squeezed =
+            chunked.squeeze(&mut request.input_mut()[payload_end..]).map_err(|_| Fault::from(What::BadChunk))?;
+        let (raw_end, done) = (payload_end + squeezed.consumed, squeezed.done);
+        payload_end += squeezed.payload;
+        if (payload_end - request.head_len) as u64 > max {
+            return Err(too_large(max));
+        }
+        if done {
+            if request.input.len() > raw_end {
+                client.conn.unread(Chunk::heap(request.input[raw_end..].to_vec()));
+            }
+            request.input_mut().truncate(payload_end);
+            request.complete = true;
+            return request.inspector.feed(&request.input[request.head_len..]);
+        }
+        request.input_mut().truncate(payload_end);
+        request.inspector.feed(&request.input[request.head_len..])?;
+        hold(lane, request, payload_end - request.head_len + RECV_BUFFER_BYTES)?;
+        if !invited {
+            invited = true;
+            invite::<W>(client, request).await?;
+        }
+        client.timer.set(lane.wire.now_us() + patience);
+        let chunk = more(lane, client, What::BodyTimeout).await?;
+        request.input_mut().extend_from_slice(&chunk);
+    }
+}
+
+/// Bytes that a client may still send after it was refused.
+const LINGER_BYTES: usize = 64 << 20;
+/// Time in microseconds that it may take for them.
+const LINGER_US: u64 = 2_000_000;
+
+/// Says goodbye to a client that may still be sending: closing over unread bytes would be a reset, and the
+/// answer could be lost with it.
+pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
+    client.conn.shutdown();
+    client.timer.set(lane.wire.now_us() + LINGER_US);
+    let mut left = LINGER_BYTES;
+    while left > 0 {
+        let got = poll_fn(|cx| {
+            if let Poll::Ready(got) = client.conn.poll_recv(cx) {
+                return Poll::Ready(got.ok());
+            }
+            poll_late(lane, client, What::ClientGone, cx).map(|_| None)
+        })
+        .await;
+        match got {
+            Some(chunk) if !chunk.is_empty() => left = left.saturating_sub(chunk.len()),
+            _ => return,
+        }
+    }
+}

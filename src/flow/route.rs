@@ -1,0 +1,242 @@
+//! Which worker serves a request.
+//!
+//! Takes what the request wants and the lane's view, gives a guard: the choice is the charge, so nobody else can read
+//! the load from before it. Never awaits, reads no clock, does no I/O, and allocates only for a fault's text.
+//!
+//! A policy says who the candidates are (one file each); `Till::reserve` alone takes one of them: the minimum of
+//! (in-flight, processed, index), by compare-and-swap.
+
+mod least_load;
+mod power_of_two;
+mod random;
+mod round_robin;
+
+use crate::config::{Policy, Role};
+use crate::fault::{Fault, What};
+use crate::lane::view::{self, CLOSED, PoolId, Reading, View};
+use crate::limits::RESERVE_TRIES;
+use crate::metrics::Tally;
+use crate::shared::Shared;
+use crate::shared::load::{LoadGuard, Word};
+use crate::shared::roster::{Pool, Slot};
+use crate::shared::tallies;
+use crate::shared::vitals::Health;
+
+/// Bytes of a client's model name that are repeated to it.
+const NAME_BYTES: usize = 128;
+/// Draws of a random member before all of them are asked.
+const DRAWS: usize = 16;
+
+/// What a request wants of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Want<'a> {
+    /// Model name as the client sent it; `None` when the request names none.
+    pub model: Option<&'a [u8]>,
+    pub role: Role,
+    pub policy: Policy,
+    /// Workers that are taken only if no other usable one exists: those that just failed this request.
+    pub avoid: &'a [Slot],
+}
+
+/// Chooses a usable worker and reserves a place on it. `now_us` is any clock that does not run backwards.
+///
+/// # Errors
+/// [`What::ModelUnknown`] when no worker serves the model, [`What::NoWorker`] when none of those that do is usable,
+/// or when some worker's models are not known yet.
+#[inline]
+pub fn choose(
+    view: &mut View,
+    want: &Want,
+    now_us: u64,
+    rng: &mut fastrand::Rng,
+    tallies: &tallies::Lane,
+) -> Result<LoadGuard, Fault> {
+    view.refresh();
+    let Some(id) = view.find(want.model, want.role) else { return Err(unknown(view, want)) };
+    let shared = view.shared();
+    let (pool, reading) = view.pool(id);
+    let mut field = Field { pool, reading, now_us, till: Till { shared, avoid: want.avoid, rng, tallies } };
+    let mut chosen = field.choose(want.policy);
+    if chosen.is_none() && !want.avoid.is_empty() {
+        field.till.avoid = &[];
+        chosen = field.choose(want.policy);
+    }
+    match chosen {
+        Some(guard) => {
+            tallies.selected(guard.slot());
+            Ok(guard)
+        }
+        None => Err(nobody(view, id)),
+    }
+}
+
+/// One selection: the pool and everything a policy may look at.
+struct Field<'a> {
+    pool: &'a Pool,
+    reading: &'a mut Reading,
+    now_us: u64,
+    till: Till<'a>,
+}
+
+/// Where candidates are charged.
+struct Till<'a> {
+    shared: &'static Shared,
+    avoid: &'a [Slot],
+    rng: &'a mut fastrand::Rng,
+    tallies: &'a tallies::Lane,
+}
+
+/// Who may be taken: slots, eras and words in one order.
+struct Candidates<'a> {
+    slots: &'a [Slot],
+    eras: &'a [u32],
+    words: &'a mut [u64],
+    /// Where the search among equals begins.
+    start: &'a mut usize,
+}
+
+impl Field<'_> {
+    fn choose(&mut self, policy: Policy) -> Option<LoadGuard> {
+        match policy {
+            Policy::LeastLoad => least_load::choose(self),
+            Policy::RoundRobin => round_robin::choose(self),
+            Policy::Random => random::choose(self),
+            Policy::PowerOfTwo => power_of_two::choose(self),
+        }
+    }
+
+    /// Whether a member may be chosen now.
+    fn open(&self, at: usize) -> bool {
+        let slot = self.pool.slots[at];
+        let Till { shared, avoid, .. } = self.till;
+        shared.vitals.usable(slot) && !avoid.contains(&slot) && !shared.load.word(slot).is_full()
+    }
+
+    /// A random member that may be chosen and is not `but`, each with the same chance.
+    fn draw(&mut self, but: Option<usize>) -> Option<usize> {
+        let members = self.pool.slots.len();
+        if members == 0 {
+            return None;
+        }
+        for _ in 0..DRAWS {
+            let at = self.till.rng.usize(..members);
+            if Some(at) != but && self.open(at) {
+                return Some(at);
+            }
+        }
+        // Few are open: ask all, and let the n-th that is replace what we have with a chance of one in n.
+        let mut drawn = None;
+        let mut open = 0;
+        for at in 0..members {
+            if Some(at) != but && self.open(at) {
+                open += 1;
+                if self.till.rng.usize(..open) == 0 {
+                    drawn = Some(at);
+                }
+            }
+        }
+        drawn
+    }
+
+    /// Reserves the least loaded of some members, by their present words; `None` when all of them have closed.
+    fn reserve_of<const N: usize>(&mut self, members: [usize; N]) -> Option<LoadGuard> {
+        let slots = members.map(|at| self.pool.slots[at]);
+        let eras = members.map(|at| self.pool.eras[at]);
+        let mut words = [CLOSED; N];
+        view::read(&slots, self.till.shared, &mut words);
+        self.till.reserve(Candidates { slots: &slots, eras: &eras, words: &mut words, start: &mut 0 })
+    }
+
+    /// Reserves the least loaded of the whole pool, by the lane's copy of the words; `None` when all are closed.
+    fn reserve_of_all(&mut self) -> Option<LoadGuard> {
+        let (pool, Reading { words, start, .. }) = (self.pool, &mut *self.reading);
+        self.till.reserve(Candidates { slots: &pool.slots, eras: &pool.eras, words, start })
+    }
+}
+
+impl Till<'_> {
+    /// The one place where a worker is charged. Takes the minimum of (in-flight, processed, index) and compares and
+    /// swaps it; if another lane was faster, reads all candidates again and chooses again. Gives up comparing after
+    /// some tries and takes what it has, but not while somebody is idle: each failure then is an idle worker that
+    /// another request took, so that requests that arrive together never share a worker beside an idle one.
+    fn reserve(&mut self, of: Candidates) -> Option<LoadGuard> {
+        let Candidates { slots, eras, words, start } = of;
+        let load = &self.shared.load;
+        let mut failures = 0;
+        while let Some(at) = view::lowest(words, *start) {
+            let (slot, era) = (slots[at], eras[at]);
+            if !self.shared.vitals.usable(slot) {
+                words[at] = CLOSED;
+                continue;
+            }
+            let word = Word(words[at]);
+            let tries = if word.in_flight() == 0 { slots.len() + RESERVE_TRIES } else { RESERVE_TRIES };
+            let reserved = if failures < tries {
+                load.reserve(slot, era, word)
+            } else {
+                self.tallies.add(Tally::Unconditional, 1);
+                load.reserve_unconditional(slot, era).ok_or(Word(CLOSED))
+            };
+            match reserved {
+                Ok(guard) => {
+                    words[at] = view::reserved(word);
+                    return Some(guard);
+                }
+                Err(_) if failures >= tries => words[at] = CLOSED,
+                Err(_) => {
+                    failures += 1;
+                    view::read(slots, self.shared, words);
+                    close(self.avoid, slots, words);
+                    // Lanes that lost one race would run the next one against each other too if all took the lowest
+                    // index again; and they stay apart from then on.
+                    *start = view::among_lowest(words, |equals| self.rng.usize(..equals));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Closes the words of the avoided workers.
+fn close(avoid: &[Slot], slots: &[Slot], words: &mut [u64]) {
+    for slot in avoid {
+        if let Some(at) = slots.iter().position(|s| s == slot) {
+            words[at] = CLOSED;
+        }
+    }
+}
+
+#[cold]
+fn unknown(view: &View, want: &Want) -> Fault {
+    let asked = view.model(want.model).unwrap_or_default();
+    // A little more than fits, so that no character is cut before the lossy conversion has seen it whole.
+    let mut name = String::from_utf8_lossy(&asked[..asked.len().min(NAME_BYTES + 4)]).into_owned();
+    let mut end = name.len().min(NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name.truncate(end);
+    if view.models().any(|model| model.as_bytes() == asked) {
+        return Fault::with(What::NoWorker, format!("No {} worker serves model {name}.", want.role.name()));
+    }
+    let what = if view.expects_models() { What::NoWorker } else { What::ModelUnknown };
+    Fault::with(what, format!("Model: {name}"))
+}
+
+#[cold]
+fn nobody(view: &mut View, id: PoolId) -> Fault {
+    let vitals = &view.shared().vitals;
+    let (pool, _) = view.pool(id);
+    let count = |health| pool.slots.iter().filter(|&&slot| vitals.health(slot) == health).count();
+    let [pending, ready, unhealthy, draining] =
+        [Health::Pending, Health::Ready, Health::Unhealthy, Health::Draining].map(count);
+    Fault::with(
+        What::NoWorker,
+        format!(
+            "Of {} workers {pending} are pending, {unhealthy} unhealthy, {draining} draining, {} without an address, \
+             {ready} full.",
+            pool.slots.len() + pool.unresolved,
+            pool.unresolved
+        ),
+    )
+}

@@ -1,0 +1,24 @@
+//! Least load: every member is a candidate.
+//!
+//! Takes a field, gives a guard on the member with the fewest in flight, of equals the one that has processed fewest.
+//! Never decides by a copy of the words that is older than its bound, nor fails by one that is old at all.
+
+use super::{Field, close};
+use crate::shared::load::LoadGuard;
+
+pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
+    let mut fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+    loop {
+        if !field.till.avoid.is_empty() {
+            close(field.till.avoid, &field.pool.slots, &mut field.reading.words);
+            // Only this request avoids them.
+            field.reading.spoilt = true;
+        }
+        let chosen = field.reserve_of_all();
+        if chosen.is_some() || fresh {
+            return chosen;
+        }
+        field.reading.spoilt = true;
+        fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+    }
+}

@@ -1,0 +1,268 @@
+//! One lane's reading of the fleet: the roster's snapshot it routes by, and a dense copy of the load words.
+//!
+//! Takes the shared state, gives pools, workers and words that are scanned without touching another core's cache
+//! lines. Never writes shared state but for saying which generation it has seen, and never allocates unless the
+//! roster moved.
+
+use crate::limits::{FRESH_FLEET, VIEW_AGE_US};
+use crate::shared::Shared;
+use crate::shared::load::Word;
+use crate::shared::roster::{Pool, Published, ROLES, Role, Slot, Worker};
+
+/// The word of a member that cannot be chosen (not usable, or full): above every word that can.
+pub const CLOSED: u64 = u64::MAX;
+
+/// Members whose words are compared at once by [`lowest`].
+const STRIDE: usize = 64;
+
+/// One lane's reading of the fleet. Dropping it says that the lane has ended, so a lane has one at a time.
+pub struct View {
+    lane: usize,
+    shared: &'static Shared,
+    /// The model of requests that name none; `None`: they go to any worker of the role.
+    default_model: Option<Box<str>>,
+    snapshot: Published,
+    /// One a pool of the snapshot, then one a role for everyone.
+    readings: Box<[Reading]>,
+}
+
+/// Which pool of the view's present snapshot; good until the next [`View::refresh`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolId(usize);
+
+impl View {
+    /// The view of a lane, with the newest snapshot adopted.
+    pub fn new(lane: usize, shared: &'static Shared, default_model: Option<Box<str>>) -> Self {
+        let mut view =
+            View { lane, shared, default_model, snapshot: shared.roster.snapshot(), readings: Box::default() };
+        view.adopt();
+        view
+    }
+
+    /// Adopts the newest snapshot if the roster moved, and says so, so that slots of vanished workers can be reused.
+    /// Every selection does this first; an idle lane must when its bell rings.
+    #[inline]
+    pub fn refresh(&mut self) {
+        if self.shared.roster.generation() != self.snapshot.generation {
+            self.snapshot = self.shared.roster.snapshot();
+            self.adopt();
+        }
+    }
+
+    #[cold]
+    fn adopt(&mut self) {
+        let rotation = &self.shared.rotation;
+        let everyone = ROLES.map(|role| self.snapshot.everyone(role));
+        self.readings = self
+            .snapshot
+            .pools
+            .iter()
+            .chain(everyone)
+            .map(|pool| Reading::new(pool.slots.len(), rotation.place(pool.model.as_deref(), pool.role)))
+            .collect();
+        self.shared.roster.saw(self.lane, self.snapshot.generation);
+    }
+
+    /// The shared state that this view reads.
+    pub fn shared(&self) -> &'static Shared {
+        self.shared
+    }
+
+    /// Generation of the snapshot in use.
+    pub fn generation(&self) -> u64 {
+        self.snapshot.generation
+    }
+
+    /// All workers of the snapshot, in slot order.
+    pub fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.snapshot.workers.iter().map(|worker| &**worker)
+    }
+
+    /// The worker at a slot, if it still is the tenant of that era. After a selection: the worker that was chosen,
+    /// as long as the view is not refreshed in between.
+    #[inline]
+    pub fn worker(&self, slot: Slot, era: u32) -> Option<&Worker> {
+        self.snapshot.worker(slot, era)
+    }
+
+    /// Names of all models that some worker serves, sorted, each once.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.snapshot.models()
+    }
+
+    /// Whether some worker's models are still to be learnt, or no worker is known at all: then an unknown name may
+    /// be known soon.
+    pub fn expects_models(&self) -> bool {
+        self.snapshot.workers.is_empty() || self.snapshot.workers.iter().any(|worker| worker.models.is_empty())
+    }
+
+    /// The name a request is routed by: its own, else the default model's.
+    pub fn model<'a>(&'a self, asked: Option<&'a [u8]>) -> Option<&'a [u8]> {
+        asked.or(self.default_model.as_deref().map(str::as_bytes))
+    }
+
+    /// The pool for a request that asks for a model, or for none; `None` when no worker of the role serves it.
+    #[inline]
+    pub fn find(&self, asked: Option<&[u8]>, role: Role) -> Option<PoolId> {
+        match self.model(asked) {
+            Some(model) => self.snapshot.pool(model, role),
+            None => Some(self.snapshot.pools.len() + role as usize),
+        }
+        .map(PoolId)
+    }
+
+    /// A pool and this lane's reading of it.
+    #[inline]
+    pub fn pool(&mut self, id: PoolId) -> (&Pool, &mut Reading) {
+        let pools = &self.snapshot.pools;
+        let pool = match pools.get(id.0) {
+            Some(pool) => pool,
+            None => self.snapshot.everyone(ROLES[id.0 - pools.len()]),
+        };
+        (pool, &mut self.readings[id.0])
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.shared.roster.ended(self.lane);
+    }
+}
+
+/// A lane's copy of one pool's load words, in pool order.
+pub struct Reading {
+    /// Where the pool's round-robin position lives.
+    pub place: usize,
+    /// Load words; [`CLOSED`] for who cannot be chosen.
+    pub words: Box<[u64]>,
+    /// Where the search among equals begins: 0 (so the lowest index wins) until this lane has lost a race.
+    pub start: usize,
+    read_us: u64,
+    /// The copy must be read again before it is used, whatever its age.
+    pub spoilt: bool,
+}
+
+impl Reading {
+    fn new(members: usize, place: usize) -> Self {
+        Reading { place, words: vec![CLOSED; members].into(), start: 0, read_us: 0, spoilt: true }
+    }
+
+    /// Reads the whole pool again if the copy is too old for its size; gives whether it did.
+    #[inline]
+    pub fn freshen(&mut self, slots: &[Slot], shared: &Shared, now_us: u64) -> bool {
+        let due = self.spoilt || slots.len() <= FRESH_FLEET || now_us.wrapping_sub(self.read_us) >= VIEW_AGE_US;
+        if due {
+            read(slots, shared, &mut self.words);
+            self.read_us = now_us;
+            self.spoilt = false;
+        }
+        due
+    }
+}
+
+/// Copies the words of `slots`, with [`CLOSED`] for who is not usable or is full.
+#[inline]
+pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) {
+    for (copy, &slot) in words.iter_mut().zip(slots) {
+        let word = shared.load.word(slot);
+        *copy = if shared.vitals.usable(slot) && !word.is_full() { word.0 } else { CLOSED };
+    }
+}
+
+/// Place of the lowest word, searched from `start` around, so that the first of equals wins; `None` when all are
+/// [`CLOSED`] (or there are none).
+#[inline]
+pub fn lowest(words: &[u64], start: usize) -> Option<usize> {
+    let least = least(words);
+    if least == CLOSED {
+        return None;
+    }
+    let (before, after) = words.split_at(start.min(words.len()));
+    first(after, least).map(|at| start + at).or_else(|| first(before, least))
+}
+
+/// Place of one of the lowest words: of how many there are, `pick` says which. 0 when all are [`CLOSED`].
+pub fn among_lowest(words: &[u64], pick: impl FnOnce(usize) -> usize) -> usize {
+    let least = least(words);
+    if least == CLOSED {
+        return 0;
+    }
+    let mut equals = (0..words.len()).filter(|&at| words[at] == least);
+    equals.nth(pick(equals.clone().count())).unwrap_or(0)
+}
+
+/// The lowest word, in eight independent chains that the compiler turns into vector code.
+#[inline]
+fn least(words: &[u64]) -> u64 {
+    let (chunks, rest) = words.as_chunks::<8>();
+    let mut lanes = [CLOSED; 8];
+    for chunk in chunks {
+        for (lane, &word) in lanes.iter_mut().zip(chunk) {
+            *lane = word.min(*lane);
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(CLOSED, u64::min)
+}
+
+/// Place of the first word that is `least`; whole strides are ruled out without a branch a word.
+#[inline]
+fn first(words: &[u64], least: u64) -> Option<usize> {
+    let stride =
+        words.chunks(STRIDE).position(|stride| stride.iter().fold(false, |hit, &word| hit | (word == least)))?;
+    let from = stride * STRIDE;
+    words[from..].iter().position(|&word| word == least).map(|at| from + at)
+}
+
+/// The word after a reservation, as the copy keeps it.
+#[inline]
+pub fn reserved(word: Word) -> u64 {
+    match word.reserved() {
+        Some(next) if !next.is_full() => next.0,
+        _ => CLOSED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_is_the_first_of_equals_from_the_start() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for members in [1, 2, 7, 8, 9, 63, 64, 65, 200, 2048] {
+            for _ in 0..200 {
+                let words: Vec<u64> =
+                    (0..members).map(|_| if rng.u8(..4) == 0 { CLOSED } else { rng.u64(..9) }).collect();
+                let start = rng.usize(..members);
+                let expected = (start..members)
+                    .chain(0..start)
+                    .filter(|&at| words[at] != CLOSED)
+                    .min_by_key(|&at| (words[at], (at + members - start) % members));
+                assert_eq!(lowest(&words, start), expected);
+            }
+        }
+        assert_eq!(lowest(&[], 0), None);
+        assert_eq!(lowest(&[CLOSED; 70], 3), None);
+    }
+
+    #[test]
+    fn any_of_the_lowest_can_be_picked() {
+        let words = [3, 1, CLOSED, 1, 1];
+        let picked = [0, 1, 2].map(|which| {
+            among_lowest(&words, |equals| {
+                assert_eq!(equals, 3);
+                which
+            })
+        });
+        assert_eq!(picked, [1, 3, 4]);
+        assert_eq!(among_lowest(&[CLOSED; 3], |_| 1), 0);
+        assert_eq!(among_lowest(&[], |_| 1), 0);
+    }
+
+    #[test]
+    fn the_copy_closes_with_the_last_place() {
+        let last = Word::new((1 << 24) - 2, 5);
+        assert_eq!(reserved(last), CLOSED);
+        assert_eq!(reserved(Word::new(1, 5)), Word::new(2, 6).0);
+    }
+}

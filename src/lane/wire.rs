@@ -1,0 +1,78 @@
+//! The wire: sockets of one lane, behind two traits so that scripted wires can drive the real walk.
+//!
+//! Takes buffers by value and gives them back when the kernel is done with them. Never lends a buffer to
+//! the kernel that a dropped future could free: whatever is in flight is owned by the ring (see [`ring`]).
+//!
+//! The operations belong to the connection, not to the future that waits: dropping a future at any moment
+//! loses no byte, and dropping the connection cancels, reaps and only then closes.
+
+pub mod bufring;
+pub mod chunk;
+pub mod driver;
+pub mod ring;
+pub mod socket;
+
+use std::io;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+pub use chunk::{Chunk, Outgoing};
+
+/// Makes connections and tells the time. One value a lane, shared by its tasks.
+pub trait Wire: 'static {
+    /// A connection of this wire.
+    type Conn: Conn;
+
+    /// Opens a connection to a worker. No timeout of its own: the caller waits as long as it likes and drops.
+    fn connect(&self, to: SocketAddr) -> impl Future<Output = io::Result<Self::Conn>>;
+
+    /// Microseconds of a monotonic clock, as of the last turn of the lane.
+    fn now_us(&self) -> u64;
+}
+
+/// One stream socket. At most one receive and one send are in flight at a time; both belong to the
+/// connection and outlive the futures that look at them.
+pub trait Conn: 'static {
+    /// Asks for the next bytes now, so that the request for them travels with what is already queued.
+    /// Does nothing while a receive is in flight.
+    fn arm(&self);
+
+    /// The next bytes; an empty chunk is the end of the peer's stream. No buffer is held while it waits.
+    fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>>;
+
+    /// Appends up to `max` bytes to `to`; 0 is the end of the peer's stream. The vector travels into the
+    /// operation and comes back: while pending, `to` is left empty.
+    fn poll_fill(&self, cx: &mut Context<'_>, to: &mut Vec<u8>, max: usize) -> Poll<io::Result<usize>>;
+
+    /// Puts bytes back that were received too early; the next receive gives them again.
+    fn unread(&self, chunk: Chunk);
+
+    /// Starts sending all of `what`.
+    ///
+    /// # Panics
+    /// When a send is in flight: a bug of ours.
+    fn start_send(&self, what: Outgoing);
+
+    /// Whether the send has ended; gives the buffer back for reuse. Ready with `None` when there was none.
+    fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Outgoing>>>;
+
+    /// Whether a send has not ended yet, without asking to be woken.
+    fn is_sending(&self) -> bool;
+
+    /// For stall clocks: a number that is another one whenever the peer has taken something of the send in flight, or
+    /// of what was sent before it.
+    fn taken(&self) -> usize;
+
+    /// Ready once the peer has closed its sending side or the connection broke, as far as that is known
+    /// without reading. Never ready otherwise.
+    fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// For a connection that should have nothing to say: whether it is still silent and open.
+    fn is_silent(&self) -> bool;
+
+    /// Closes the sending side; what was sent still arrives.
+    fn shutdown(&self);
+
+    /// Makes the coming close a reset, so that the peer cannot take what it has for the whole.
+    fn reset(&self);
+}

@@ -1,0 +1,374 @@
+//! Stream sockets and listeners over the ring.
+//!
+//! Takes descriptors, gives the [`Conn`] operations. Never blocks, never loses received bytes when a future
+//! is dropped: the receive stays armed and its bytes are there for the next one who asks.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use super::chunk::{Chunk, Outgoing};
+use super::ring::{Arrival, Fd, Keep, OpId, Ring};
+use super::{Conn, Wire};
+use crate::limits::{BODY_TURN_BYTES, RECV_BUFFER_BYTES};
+
+#[derive(Clone, Copy)]
+enum Rx {
+    Idle,
+    /// Receives into buffers of the ring's choice.
+    Armed(OpId),
+    /// A receive into the caller's vector.
+    Filling(OpId),
+}
+
+/// A connected stream socket.
+pub struct Socket {
+    ring: Rc<Ring>,
+    fd: Rc<Fd>,
+    rx: Cell<Rx>,
+    tx: Cell<Option<OpId>>,
+    /// A poll for the peer's end, armed with the first receive: a stream of receives can miss it.
+    watch: Cell<Option<OpId>>,
+    /// The poll has seen it: from now on receives are made one by one, up to the end.
+    over: Cell<bool>,
+    /// Received, but asked for later.
+    kept: RefCell<Option<Chunk>>,
+}
+
+fn error(res: i32) -> io::Error {
+    io::Error::from_raw_os_error(-res)
+}
+
+impl Socket {
+    /// Takes over a connected, non-blocking socket.
+    pub fn new(fd: OwnedFd, ring: &Rc<Ring>) -> Socket {
+        Socket {
+            ring: ring.clone(),
+            fd: Fd::new(fd, ring),
+            rx: Cell::new(Rx::Idle),
+            tx: Cell::new(None),
+            watch: Cell::new(None),
+            over: Cell::new(false),
+            kept: RefCell::new(None),
+        }
+    }
+
+    fn poll_armed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+        let (res, lent, keep) = match ready!(self.ring.poll_stream(id, cx)) {
+            Arrival::Bytes(lent, len) => return Poll::Ready(Ok(Chunk::lent(lent, len))),
+            Arrival::Last(res, lent, keep) => (res, lent, keep),
+        };
+        self.rx.set(Rx::Idle);
+        if res == -libc::ECANCELED {
+            // Stopped because too much was waiting, or to make room for a fill, or because the peer ended.
+            self.arm();
+            return self.poll_recv(cx);
+        }
+        if res == -libc::ENOBUFS {
+            self.ring.ran_dry();
+            let id = self.receive_once();
+            return self.poll_armed(id, cx);
+        }
+        if res < 0 {
+            return Poll::Ready(Err(error(res)));
+        }
+        Poll::Ready(Ok(match (lent, keep) {
+            _ if res == 0 => Chunk::empty(),
+            (Some(lent), _) => Chunk::lent(lent, res as usize),
+            (None, Keep::Fill(_, v)) => Chunk::heap(filled(v, res as usize)),
+            (None, _) => unreachable!("a receive has a buffer of the ring's or its own"),
+        }))
+    }
+
+    /// One receive into memory of its own.
+    fn receive_once(&self) -> OpId {
+        let room = Vec::with_capacity(RECV_BUFFER_BYTES);
+        let id = self.ring.fill(&self.fd, room, RECV_BUFFER_BYTES, false);
+        self.rx.set(Rx::Armed(id));
+        id
+    }
+
+    /// Whether the peer has closed its sending side or the connection broke; wakes the task when it happens.
+    fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.over.get() {
+            return Poll::Ready(());
+        }
+        let Some(id) = self.watch.get() else { return Poll::Pending };
+        let _ = ready!(self.ring.poll_op(id, cx));
+        self.watch.set(None);
+        self.over.set(true);
+        Poll::Ready(())
+    }
+
+    /// Stops the stream for the sake of a fill. Ready when it has ended; the socket is idle then, unless there is
+    /// something to collect first: bytes, the peer's end, an error.
+    fn poll_disarmed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<()> {
+        self.ring.stop(id);
+        let res = ready!(self.ring.poll_end(id, cx));
+        if res == -libc::ECANCELED && !self.ring.holds_bytes(id) {
+            let _spent = self.ring.poll_op(id, cx);
+            self.rx.set(Rx::Idle);
+        }
+        Poll::Ready(())
+    }
+}
+
+/// The vector after the kernel wrote `n` bytes behind its length.
+fn filled(mut v: Vec<u8>, n: usize) -> Vec<u8> {
+    assert!(v.capacity() - v.len() >= n);
+    // SAFETY: `Ring::fill` pointed the kernel at the spare capacity, and its completion says that `n` bytes
+    // of it are written.
+    unsafe { v.set_len(v.len() + n) };
+    v
+}
+
+impl Conn for Socket {
+    fn arm(&self) {
+        if let Rx::Idle = self.rx.get() {
+            if self.over.get() {
+                self.receive_once();
+                return;
+            }
+            self.rx.set(Rx::Armed(self.ring.stream(&self.fd)));
+            if self.watch.get().is_none() {
+                self.watch.set(Some(self.ring.poll(&self.fd, libc::POLLRDHUP as u32)));
+            }
+        }
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+        if let Some(chunk) = self.kept.borrow_mut().take() {
+            return Poll::Ready(Ok(chunk));
+        }
+        self.arm();
+        match self.rx.get() {
+            Rx::Armed(id) => {
+                let got = self.poll_armed(id, cx);
+                if got.is_ready() || self.poll_over(cx).is_pending() {
+                    return got;
+                }
+                // The end is there: if the stream missed it, what follows is received one by one.
+                let Rx::Armed(id) = self.rx.get() else { unreachable!("still waiting") };
+                self.ring.stop(id);
+                got
+            }
+            Rx::Filling(id) => {
+                let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
+                self.rx.set(Rx::Idle);
+                match keep {
+                    _ if res < 0 => Poll::Ready(Err(error(res))),
+                    Keep::Fill(_, v) if res > 0 => {
+                        let mut chunk = Chunk::heap(filled(v, res as usize));
+                        let old = chunk.len() - res as usize;
+                        chunk.advance(old);
+                        Poll::Ready(Ok(chunk))
+                    }
+                    _ => Poll::Ready(Ok(Chunk::empty())),
+                }
+            }
+            Rx::Idle => unreachable!("armed above"),
+        }
+    }
+
+    fn poll_fill(&self, cx: &mut Context<'_>, to: &mut Vec<u8>, max: usize) -> Poll<io::Result<usize>> {
+        let waiting = self.kept.borrow().is_some();
+        if let Rx::Armed(id) = self.rx.get()
+            && !waiting
+            && max > RECV_BUFFER_BYTES
+            && !self.ring.holds_bytes(id)
+        {
+            // Large bodies go straight to where they are kept, once nothing waits in buffers of the ring.
+            ready!(self.poll_disarmed(id, cx));
+        }
+        if let Rx::Idle = self.rx.get()
+            && !waiting
+        {
+            if to.capacity() == to.len() {
+                to.reserve(max.min(BODY_TURN_BYTES));
+            }
+            let id = self.ring.fill(&self.fd, std::mem::take(to), max, false);
+            self.rx.set(Rx::Filling(id));
+        }
+        if let Rx::Filling(id) = self.rx.get() {
+            let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
+            self.rx.set(Rx::Idle);
+            if let Keep::Fill(_, v) = keep {
+                *to = if res > 0 { filled(v, res as usize) } else { v };
+            }
+            return Poll::Ready(if res < 0 { Err(error(res)) } else { Ok(res as usize) });
+        }
+        let mut chunk = ready!(self.poll_recv(cx))?;
+        let n = chunk.len().min(max);
+        to.extend_from_slice(&chunk[..n]);
+        chunk.advance(n);
+        if !chunk.is_empty() {
+            self.unread(chunk);
+        }
+        Poll::Ready(Ok(n))
+    }
+
+    fn unread(&self, chunk: Chunk) {
+        // A lent buffer must not be held by a connection that waits.
+        let chunk = if chunk.is_lent() { Chunk::heap(chunk.to_vec()) } else { chunk };
+        let old = self.kept.borrow_mut().replace(chunk);
+        debug_assert!(old.is_none(), "bytes kept twice");
+    }
+
+    fn start_send(&self, what: Outgoing) {
+        assert!(self.tx.get().is_none(), "a send is in flight");
+        if !what.is_empty() {
+            self.tx.set(Some(self.ring.send(&self.fd, what)));
+        }
+    }
+
+    fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Outgoing>>> {
+        let Some(id) = self.tx.get() else { return Poll::Ready(Ok(None)) };
+        let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
+        self.tx.set(None);
+        let Keep::Send(_, what, _) = keep else { unreachable!("a send keeps its bytes") };
+        Poll::Ready(if res < 0 { Err(error(res)) } else { Ok(Some(what)) })
+    }
+
+    fn is_sending(&self) -> bool {
+        self.tx.get().is_some_and(|id| self.ring.peek(id).is_none())
+    }
+
+    fn taken(&self) -> usize {
+        // The kernel asks for more only when a third of its buffer is free, which for a slow peer is megabytes and
+        // minutes: what the peer has not acknowledged yet tells sooner.
+        let mut unacknowledged: libc::c_int = 0;
+        // SAFETY: the descriptor is open as long as `self.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
+        unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
+        let offset = self.tx.get().map_or(0, |id| self.ring.sent_offset(id));
+        offset.wrapping_sub(unacknowledged as usize)
+    }
+
+    fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.arm();
+        self.poll_over(cx)
+    }
+
+    fn is_silent(&self) -> bool {
+        let ended = |id| self.ring.has_news(id);
+        let (Rx::Armed(id) | Rx::Filling(id)) = self.rx.get() else { return self.kept.borrow().is_none() };
+        !ended(id) && !self.over.get() && !self.watch.get().is_some_and(ended) && self.kept.borrow().is_none()
+    }
+
+    fn shutdown(&self) {
+        let _ = rustix::net::shutdown(self.fd.as_fd(), rustix::net::Shutdown::Write);
+    }
+
+    fn reset(&self) {
+        let _ = rustix::net::sockopt::set_socket_linger(self.fd.as_fd(), Some(Duration::ZERO));
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Rx::Armed(id) | Rx::Filling(id) = self.rx.get() {
+            self.ring.abandon(id);
+        }
+        for id in [self.tx.get(), self.watch.get()].into_iter().flatten() {
+            self.ring.abandon(id);
+        }
+    }
+}
+
+/// A listening socket of this lane.
+pub struct Listener {
+    ring: Rc<Ring>,
+    fd: Rc<Fd>,
+    pending: Cell<Option<OpId>>,
+}
+
+impl Listener {
+    /// Takes over a listening, non-blocking socket.
+    pub fn new(fd: OwnedFd, ring: &Rc<Ring>) -> Listener {
+        Listener { ring: ring.clone(), fd: Fd::new(fd, ring), pending: Cell::new(None) }
+    }
+
+    /// The next connection, non-blocking and without delay.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<OwnedFd>> {
+        let id = self.pending.get().unwrap_or_else(|| {
+            let id = self.ring.accept(&self.fd);
+            self.pending.set(Some(id));
+            id
+        });
+        let (res, _, _) = ready!(self.ring.poll_op(id, cx));
+        self.pending.set(None);
+        if res < 0 {
+            return Poll::Ready(Err(error(res)));
+        }
+        // SAFETY: the kernel made this descriptor for us; nobody else knows it.
+        let fd = unsafe { OwnedFd::from_raw_fd(res) };
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        Poll::Ready(Ok(fd))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(id) = self.pending.get() {
+            self.ring.abandon(id);
+        }
+    }
+}
+
+/// The wire of a real lane.
+pub struct RingWire {
+    ring: Rc<Ring>,
+    now_us: Rc<Cell<u64>>,
+}
+
+impl RingWire {
+    /// A wire over a ring; `now_us` is set by the driver.
+    pub fn new(ring: &Rc<Ring>, now_us: &Rc<Cell<u64>>) -> Self {
+        RingWire { ring: ring.clone(), now_us: now_us.clone() }
+    }
+
+    /// The ring itself.
+    pub fn ring(&self) -> &Rc<Ring> {
+        &self.ring
+    }
+}
+
+/// A connect in flight; dropping it cancels.
+struct Connecting<'a> {
+    ring: &'a Ring,
+    id: Option<OpId>,
+}
+
+impl Drop for Connecting<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.ring.abandon(id);
+        }
+    }
+}
+
+impl Wire for RingWire {
+    type Conn = Socket;
+
+    async fn connect(&self, to: SocketAddr) -> io::Result<Socket> {
+        let socket = socket2::Socket::new(
+            socket2::Domain::for_address(to),
+            socket2::Type::STREAM.nonblocking().cloexec(),
+            Some(socket2::Protocol::TCP),
+        )?;
+        socket.set_tcp_nodelay(true)?;
+        let socket = Socket::new(socket.into(), &self.ring);
+        let mut connecting = Connecting { ring: &self.ring, id: Some(self.ring.connect(&socket.fd, to)) };
+        let (res, _, _) = poll_fn(|cx| self.ring.poll_op(connecting.id.expect("taken once"), cx)).await;
+        connecting.id = None;
+        if res < 0 { Err(error(res)) } else { Ok(socket) }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.now_us.get()
+    }
+}

@@ -1,0 +1,697 @@
+//! The control plane against scripted workers on real sockets.
+//!
+//! Takes nothing, gives verdicts. Never waits a fixed time for something to happen; where something must *not*
+//! happen, the wait is short and says so.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use corelane::config::{Config, Role, WorkerSpec};
+use corelane::control::exposition::Exposition;
+use corelane::control::fleet::{Fleet, News, Refusal};
+use corelane::control::{Pace, run, run_at};
+use corelane::fault::What;
+use corelane::metrics::{Tally, table};
+use corelane::shared::Shared;
+use corelane::shared::drain::Phase;
+use corelane::shared::roster::Worker;
+use corelane::shared::vitals::Health;
+
+const FAST: Pace = Pace {
+    readiness_wait: Duration::from_millis(600),
+    eager: Duration::from_millis(30),
+    unhealthy_probe: Duration::from_millis(30),
+    look_up_again: Duration::from_millis(50),
+    learn_grace: Duration::from_millis(200),
+};
+
+fn config(workers: Vec<WorkerSpec>) -> Config {
+    Config {
+        port: 0,
+        metrics_port: 0,
+        health_interval: Duration::from_millis(40),
+        health_timeout: Duration::from_millis(500),
+        shutdown_settle: Duration::ZERO,
+        shutdown_grace: Duration::ZERO,
+        ..Config::with_workers(workers)
+    }
+}
+
+fn spec(url: &str, role: Role) -> WorkerSpec {
+    WorkerSpec { url: url.into(), role, models: vec![], api_key: None }
+}
+
+/// What a scripted worker does with a path.
+#[derive(Clone)]
+enum Deed {
+    Answer(u16, String),
+    /// Head and half a body, then silence.
+    Stall,
+    /// Takes the request and says nothing.
+    Silence,
+}
+
+/// A worker that does what it was told and remembers what it was asked. Unknown paths are 404.
+#[derive(Clone)]
+struct Script {
+    url: String,
+    deeds: Arc<Mutex<HashMap<String, Deed>>>,
+    /// (path, Authorization)
+    asked: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl Script {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let script = Script {
+            url: format!("http://{}", listener.local_addr().unwrap()),
+            deeds: Arc::default(),
+            asked: Arc::default(),
+        };
+        let this = script.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(this.accept(listener));
+        });
+        script
+    }
+
+    /// Healthy, with one model.
+    fn healthy(model: &str) -> Self {
+        let script = Script::new();
+        script.on("/health", 200, "");
+        script.on("/v1/models", 200, &models(&[model]));
+        script
+    }
+
+    fn on(&self, path: &str, status: u16, body: &str) {
+        self.does(path, Deed::Answer(status, body.into()));
+    }
+
+    fn does(&self, path: &str, deed: Deed) {
+        self.deeds.lock().unwrap().insert(path.into(), deed);
+    }
+
+    fn times(&self, path: &str) -> usize {
+        self.asked.lock().unwrap().iter().filter(|(p, _)| p == path).count()
+    }
+
+    async fn accept(self, listener: TcpListener) {
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            tokio::spawn(self.clone().answer(socket));
+        }
+    }
+
+    async fn answer(self, mut socket: tokio::net::TcpStream) -> io::Result<()> {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(socket.read_u8().await?);
+        }
+        let head = String::from_utf8(head).unwrap();
+        let path = head.split(' ').nth(1).unwrap().to_string();
+        let field = |name: &str| {
+            let mut lines = head.lines().filter_map(|l| l.split_once(": "));
+            lines.find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.to_string()).unwrap_or_default()
+        };
+        assert_eq!(field("host").rsplit(':').next(), self.url.rsplit(':').next(), "{head}");
+        self.asked.lock().unwrap().push((path.clone(), field("authorization")));
+        let deed = self.deeds.lock().unwrap().get(&path).cloned().unwrap_or(Deed::Answer(404, String::new()));
+        match deed {
+            Deed::Answer(status, body) => {
+                let text = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                socket.write_all(text.as_bytes()).await?;
+            }
+            Deed::Stall => {
+                socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{\"da").await?;
+                let _ = socket.read_u8().await;
+            }
+            Deed::Silence => drop(socket.read_u8().await),
+        }
+        Ok(())
+    }
+}
+
+fn models(names: &[&str]) -> String {
+    let list: Vec<String> = names.iter().map(|n| format!(r#"{{"id":"{n}","object":"model"}}"#)).collect();
+    format!(r#"{{"object":"list","data":[{}]}}"#, list.join(","))
+}
+
+/// A control plane on a thread of its own; dropping it ends it.
+struct Plane {
+    shared: &'static Shared,
+    admin: SocketAddr,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Plane {
+    fn start(config: Config) -> Self {
+        let shared = Shared::leak(2);
+        let (ready, told) = mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            run_at(FAST, shared, Arc::new(config), ready, async {
+                let _ = stopped.await;
+            });
+        });
+        let admin = told.recv().unwrap().unwrap();
+        Plane { shared, admin, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn worker(&self, url: &str) -> Arc<Worker> {
+        let snapshot = self.shared.roster.snapshot();
+        snapshot.workers.iter().find(|w| &*w.url == url).expect("registered").clone()
+    }
+
+    fn health(&self, url: &str) -> Health {
+        self.shared.vitals.health(self.worker(url).slot)
+    }
+
+    fn models(&self, url: &str) -> Vec<String> {
+        self.worker(url).models.iter().map(|m| m.to_string()).collect()
+    }
+
+    fn get(&self, path: &str) -> (u16, String, String) {
+        ask(self.admin, "GET", path)
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the control thread panicked");
+    }
+}
+
+/// Status, head and body.
+fn ask(addr: SocketAddr, method: &str, path: &str) -> (u16, String, String) {
+    let mut socket = TcpStream::connect(addr).unwrap();
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase(), body.into())
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not so after 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The one place where time passes for nothing: to see that something stays as it is.
+fn a_while() {
+    std::thread::sleep(Duration::from_millis(250));
+}
+
+#[test]
+fn the_first_success_makes_ready_with_models_known() {
+    let worker = Script::healthy("m1");
+    worker.on("/health", 503, "");
+    let plane = Plane::start(config(vec![spec(&worker.url, Role::Regular)]));
+    eventually("probed more than once", || worker.times("/health") > 5);
+    assert_eq!(plane.health(&worker.url), Health::Pending, "failures do not make a new worker unhealthy");
+    assert_eq!(plane.shared.readiness.json(Phase::Serving).0, 503);
+    worker.on("/health", 204, "");
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+    assert_eq!(plane.models(&worker.url), ["m1"], "models were learnt before the worker was let in");
+    eventually("readiness", || plane.shared.readiness.json(Phase::Serving).0 == 200);
+    assert_eq!(plane.shared.readiness.json(Phase::Draining).0, 503);
+}
+
+#[test]
+fn thresholds_flip_a_worker_out_and_in_and_its_models_are_learnt_anew() {
+    let worker = Script::healthy("old");
+    let plane = Plane::start(config(vec![spec(&worker.url, Role::Regular)]));
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+
+    let before = worker.times("/health");
+    worker.on("/health", 500, "");
+    eventually("unhealthy", || plane.health(&worker.url) == Health::Unhealthy);
+    assert!(worker.times("/health") >= before + 3, "three failures in a row");
+    eventually("not ready", || plane.shared.readiness.json(Phase::Serving).0 == 503);
+
+    worker.on("/v1/models", 200, &models(&["new", "newer"]));
+    worker.on("/health", 200, "ok");
+    eventually("ready again", || plane.health(&worker.url) == Health::Ready);
+    assert_eq!(plane.models(&worker.url), ["new", "newer"]);
+}
+
+#[test]
+fn single_misses_do_not_flip() {
+    let worker = Script::healthy("m");
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    config.health_failures = 1000;
+    let plane = Plane::start(config);
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+    worker.on("/health", 500, "");
+    let before = worker.times("/health");
+    eventually("several misses", || worker.times("/health") > before + 4);
+    assert_eq!(plane.health(&worker.url), Health::Ready);
+}
+
+#[test]
+fn models_are_asked_for_until_they_are_known() {
+    let worker = Script::healthy("m");
+    worker.on("/v1/models", 404, "");
+    let plane = Plane::start(config(vec![spec(&worker.url, Role::Regular)]));
+    eventually("asked again after 404", || worker.times("/v1/models") > 4);
+    assert_eq!(plane.health(&worker.url), Health::Ready, "unknown models do not keep a worker out");
+    for bad in ["", "not json", r#"{"data":[]}"#, &format!(r#"{{"data":[{{"id":"{}"}}]}}"#, "x".repeat(2 << 20))] {
+        worker.on("/v1/models", 200, bad);
+        let before = worker.times("/v1/models");
+        eventually("asked again after nonsense", || worker.times("/v1/models") > before + 1);
+        assert!(plane.models(&worker.url).is_empty());
+    }
+    worker.does("/v1/models", Deed::Stall);
+    let before = worker.times("/v1/models");
+    eventually("asked again after a body that never ends", || worker.times("/v1/models") > before + 1);
+    let long = "x".repeat(257);
+    worker.on("/v1/models", 200, &models(&["a", &long, "b\\n", "c"]));
+    eventually("known", || plane.models(&worker.url) == ["a", "c"]);
+    let known = worker.times("/v1/models");
+    a_while();
+    assert_eq!(worker.times("/v1/models"), known, "known models are not asked for again");
+}
+
+#[test]
+fn models_from_the_configuration_are_taken_as_they_are() {
+    let worker = Script::healthy("other");
+    let mut given = spec(&worker.url, Role::Regular);
+    given.models = vec!["given".into()];
+    let plane = Plane::start(config(vec![given]));
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+    a_while();
+    assert_eq!((plane.models(&worker.url), worker.times("/v1/models")), (vec!["given".to_string()], 0));
+}
+
+#[test]
+fn health_checks_off_means_usable_at_once_and_models_still_learnt() {
+    let worker = Script::new();
+    let mut config = config(vec![spec(&worker.url, Role::Regular), spec("http://no-such-host.invalid", Role::Regular)]);
+    config.health_check = false;
+    let plane = Plane::start(config);
+    eventually("usable", || plane.health(&worker.url) == Health::Ready);
+    worker.on("/v1/models", 200, &models(&["late"]));
+    eventually("learnt", || plane.models(&worker.url) == ["late"]);
+    assert_eq!(worker.times("/health"), 0);
+    assert_eq!(plane.health("http://no-such-host.invalid"), Health::Pending);
+    let view = plane.shared.readiness.snapshot();
+    assert_eq!((view.configured, view.usable), (2, 1));
+}
+
+#[test]
+fn names_are_resolved() {
+    let worker = Script::healthy("m");
+    let port = worker.url.rsplit(':').next().unwrap();
+    worker.on("/some/prefix/health", 200, "");
+    worker.on("/some/prefix/v1/models", 200, &models(&["under a prefix"]));
+    let url = format!("http://localhost:{port}/some/prefix");
+    let plane = Plane::start(config(vec![spec(&url, Role::Regular)]));
+    eventually("resolved", || !plane.worker(&url).addrs.is_empty());
+    let found = plane.worker(&url);
+    assert!(found.addrs.iter().all(|a| a.ip().is_loopback() && a.port().to_string() == port), "{:?}", found.addrs);
+    assert_eq!(&*found.prefix, "/some/prefix");
+    eventually("ready", || plane.health(&url) == Health::Ready);
+    assert_eq!(plane.models(&url), ["under a prefix"]);
+    eventually("all asked", || worker.times("/some/prefix/server_info") > 0);
+    let generation = plane.shared.roster.generation();
+    a_while();
+    assert_eq!(plane.shared.roster.generation(), generation, "an unchanged answer publishes nothing");
+}
+
+#[test]
+fn the_workers_own_key_goes_with_every_question() {
+    let worker = Script::healthy("m");
+    let mut keyed = spec(&worker.url, Role::Regular);
+    keyed.api_key = Some("sesame".into());
+    let plane = Plane::start(config(vec![keyed]));
+    eventually("asked everything", || {
+        ["/health", "/v1/models", "/get_server_info", "/server_info"].iter().all(|path| worker.times(path) > 0)
+    });
+    for (path, key) in worker.asked.lock().unwrap().iter() {
+        assert_eq!(key, "Bearer sesame", "{path}");
+    }
+    let (_, _, list) = plane.get("/workers");
+    assert!(!list.contains("sesame") && !plane.get("/metrics").2.contains("sesame"));
+}
+
+#[test]
+fn server_info_is_filtered_and_its_second_name_is_tried() {
+    let old = Script::healthy("m");
+    let said = r#"{"api_key":"s3cret","admin_api_key":"s3cret","tp_size":8,"model_path":"/models/m","internal_states":[{"api_key":"s3cret"}]}"#;
+    old.on("/get_server_info", 200, said);
+    let new = Script::healthy("m");
+    new.on("/server_info", 200, r#"{"version":"0.5","nonsense":1}"#);
+    let none = Script::healthy("m");
+    let plane = Plane::start(config([&old, &new, &none].map(|w| spec(&w.url, Role::Regular)).to_vec()));
+    let info = |w: &Script| plane.worker(&w.url).server_info.as_deref().map(str::to_string);
+    eventually("both known", || info(&old).is_some() && info(&new).is_some());
+    assert_eq!(info(&old).unwrap(), r#"{"model_path":"/models/m","tp_size":8}"#);
+    assert_eq!(info(&new).unwrap(), r#"{"version":"0.5"}"#);
+    eventually("asked", || none.times("/server_info") > 0);
+    assert_eq!(info(&none), None);
+    eventually("no harm in having none", || plane.health(&none.url) == Health::Ready);
+}
+
+#[test]
+fn a_dead_worker_is_probed_but_not_usable() {
+    let alive = Script::healthy("m");
+    let dead = {
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", gone.local_addr().unwrap())
+    };
+    let plane = Plane::start(config(vec![
+        spec(&alive.url, Role::Prefill),
+        spec(&dead, Role::Decode),
+        spec("http://no-such-host.invalid:1", Role::Decode),
+    ]));
+    eventually("all probed", || plane.shared.readiness.snapshot().probed == 3);
+    eventually("one usable", || plane.shared.readiness.snapshot().usable == 1);
+    assert_eq!(plane.health(&dead), Health::Pending);
+    assert!(plane.worker("http://no-such-host.invalid:1").addrs.is_empty());
+    assert_eq!(plane.shared.readiness.json(Phase::Serving).0, 200, "every worker was probed, one is usable");
+}
+
+#[test]
+fn readiness_waits_for_first_probes_but_not_for_ever() {
+    let alive = Script::healthy("m");
+    let silent = Script::new();
+    silent.does("/health", Deed::Silence);
+    let mut config = config(vec![spec(&alive.url, Role::Regular), spec(&silent.url, Role::Regular)]);
+    config.health_timeout = Duration::from_secs(60);
+    let begun = Instant::now();
+    let plane = Plane::start(config);
+    eventually("one usable", || plane.shared.readiness.snapshot().usable == 1);
+    if begun.elapsed() < FAST.readiness_wait {
+        let (status, body) = plane.shared.readiness.json(Phase::Serving);
+        // The wait may have ended between the two lines above.
+        assert!(status == 503 && body.contains("probed") || begun.elapsed() >= FAST.readiness_wait, "{body}");
+    }
+    eventually("patience ends", || plane.shared.readiness.json(Phase::Serving).0 == 200);
+    assert!(begun.elapsed() >= FAST.readiness_wait);
+    assert_eq!(plane.shared.readiness.snapshot().probed, 1);
+}
+
+#[test]
+fn a_health_body_that_never_ends_is_no_success() {
+    let worker = Script::healthy("m");
+    worker.does("/health", Deed::Stall);
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    config.health_timeout = Duration::from_millis(50);
+    let plane = Plane::start(config);
+    eventually("probed more than once", || worker.times("/health") > 2);
+    assert_eq!(plane.health(&worker.url), Health::Pending);
+    worker.on("/health", 200, &"x".repeat(3 << 20));
+    eventually("a long one is", || plane.health(&worker.url) == Health::Ready);
+}
+
+#[test]
+fn publications_ring_every_lane() {
+    let worker = Script::healthy("m");
+    let plane = Plane::start(config(vec![spec(&worker.url, Role::Regular)]));
+    eventually("models published", || !plane.models(&worker.url).is_empty());
+    for lane in 0..2 {
+        let mut rings = [0; 8];
+        eventually("rung", || rustix::io::read(plane.shared.handover.bell(lane), &mut rings).is_ok());
+        assert!(u64::from_ne_bytes(rings) >= 1);
+    }
+}
+
+#[test]
+fn the_admin_listener_lists_workers_and_refuses_the_rest() {
+    let worker = Script::healthy("m");
+    let twice = spec(&worker.url, Role::Prefill);
+    let plane = Plane::start(config(vec![twice.clone(), twice, spec(&worker.url, Role::Decode)]));
+    eventually("ready", || plane.shared.readiness.snapshot().usable == 2);
+    let slot = plane.shared.roster.snapshot().workers[1].slot;
+    plane.shared.tallies.lane(0).selected(slot);
+    plane.shared.tallies.lane(1).selected(slot);
+
+    let (status, head, body) = plane.get("/workers");
+    assert!(status == 200 && head.contains("content-type: application/json"), "{head}");
+    let list: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(list["total"], 2, "the same URL in the same role is one worker");
+    let second = &list["workers"][1];
+    let want = serde_json::json!({
+        "id": second["id"], "url": worker.url, "role": "decode", "models": ["m"], "state": "ready",
+        "in_flight": 0, "selected_total": 2,
+    });
+    assert_eq!(*second, want);
+    assert_ne!(list["workers"][0]["id"], second["id"]);
+
+    assert_eq!(plane.get("/health").0, 200);
+    for (method, path, status, code) in [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/models", 404, "not_found"),
+        ("POST", "/flush_cache", 404, "not_found"),
+        ("POST", "/workers", 405, "method_not_allowed"),
+        ("DELETE", "/metrics", 405, "method_not_allowed"),
+    ] {
+        let (got, head, body) = ask(plane.admin, method, path);
+        let body: serde_json::Value = serde_json::from_str(&body).expect("errors are JSON");
+        assert_eq!((got, &body["error"]["code"]), (status, &code.into()), "{method} {path}");
+        assert_eq!(status == 405, head.contains("allow: get,head"), "{head}");
+    }
+}
+
+#[test]
+fn a_taken_admin_port_ends_the_start_with_one_clear_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = config(vec![]);
+    config.metrics_port = taken.local_addr().unwrap().port();
+    let (ready, told) = mpsc::channel();
+    run(Shared::leak(1), Arc::new(config), ready, std::future::pending());
+    let error = told.recv().unwrap().unwrap_err();
+    let line = error.to_string();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    assert!(line.contains("--prometheus-port") && line.contains(&taken.local_addr().unwrap().to_string()), "{line}");
+    assert!(!line.contains('\n'));
+}
+
+#[test]
+fn an_idle_admin_connection_does_not_hold_up_the_end() {
+    let plane = Plane::start(config(vec![]));
+    let idle = TcpStream::connect(plane.admin).unwrap();
+    assert_eq!(plane.get("/health").0, 200);
+    drop(plane);
+    drop(idle);
+}
+
+// ---- fleet and exposition, without a thread ----
+
+#[test]
+fn removed_workers_vanish_and_old_counts_are_not_inherited() {
+    let shared = Shared::leak(2);
+    // What an earlier tenant of the first slots left behind.
+    for slot in 0..4 {
+        shared.tallies.lane(1).selected(slot);
+    }
+    let mut fleet = Fleet::new(shared);
+    let page = Exposition::new(shared, fleet.bases());
+    let a = fleet.register(&spec("http://10.0.0.1:1", Role::Regular)).unwrap();
+    let b = fleet.register(&spec("http://10.0.0.2:1", Role::Regular)).unwrap();
+    assert_eq!(fleet.register(&spec("http://10.0.0.2:1", Role::Regular)), Err(Refusal::Known));
+    assert!(matches!(fleet.register(&spec("ftp://x", Role::Regular)), Err(Refusal::BadUrl(_))));
+    assert_eq!(shared.roster.generation(), 0, "nothing is published before the batch is complete");
+    fleet.settle();
+    assert_eq!(shared.roster.generation(), 1);
+    shared.tallies.lane(0).selected(b.slot);
+
+    let series = |url: &str| format!(r#"corelane_worker_selected_total{{worker="{url}",role="regular"}}"#);
+    let samples = parse(&page.text());
+    assert_eq!(samples[&series("http://10.0.0.1:1")], 0.0);
+    assert_eq!(samples[&series("http://10.0.0.2:1")], 1.0);
+
+    assert!(fleet.remove(a) && !fleet.remove(a));
+    fleet.apply(a, News::Health(Health::Ready, "late news".into()));
+    fleet.settle();
+    fleet.settle();
+    assert_eq!(shared.roster.generation(), 2);
+    let text = page.text();
+    assert!(!text.contains("10.0.0.1") && text.contains("10.0.0.2"));
+    assert!(!shared.vitals.usable(a.slot));
+}
+
+#[test]
+fn probes_do_not_overrule_draining() {
+    let shared = Shared::leak(1);
+    let mut fleet = Fleet::new(shared);
+    let id = fleet.register(&spec("http://10.0.0.1:1", Role::Regular)).unwrap();
+    shared.vitals.set_health(id.slot, Health::Draining);
+    fleet.apply(id, News::Health(Health::Ready, "its probes succeed".into()));
+    fleet.settle();
+    assert_eq!(shared.vitals.health(id.slot), Health::Draining);
+}
+
+#[test]
+fn the_exposition_is_well_formed_and_complete() {
+    let shared = Shared::leak(2);
+    let mut fleet = Fleet::new(shared);
+    let page = Exposition::new(shared, fleet.bases());
+    parse(&page.text());
+
+    let a = fleet.register(&spec("http://10.0.0.1:1", Role::Prefill)).unwrap();
+    fleet.register(&spec("http://10.0.0.1:1", Role::Decode)).unwrap();
+    fleet.apply(a, News::Health(Health::Ready, "test".into()));
+    fleet.settle();
+    let (one, two) = (shared.tallies.lane(0), shared.tallies.lane(1));
+    for lane in [one, two] {
+        lane.request(0, 200);
+        lane.request(0, 201);
+        lane.request(corelane::config::routes::ROUTES.len(), 404);
+        lane.request(1, 0);
+        lane.fault(What::ConnectFailed);
+        lane.add(Tally::ClientBytesIn, 10);
+        lane.add(Tally::ClientBytesOut, 20);
+    }
+    one.first_byte.observe_us(1_000);
+    two.first_byte.observe_us(3_000_000);
+    two.first_byte.observe_us(700_000_000);
+    shared.handover.joined(1);
+
+    let text = page.text();
+    let samples = parse(&text);
+    for (series, value) in [
+        (r#"corelane_requests_total{route="/v1/chat/completions",status="200"}"#, 2.0),
+        (r#"corelane_requests_total{route="/v1/chat/completions",status="2xx"}"#, 2.0),
+        (r#"corelane_requests_total{route="/v1/completions",status="cut"}"#, 2.0),
+        (r#"corelane_requests_total{route="other",status="404"}"#, 2.0),
+        (r#"corelane_faults_total{code="worker_unreachable"}"#, 2.0),
+        (r#"corelane_bytes_total{direction="in"}"#, 20.0),
+        (r#"corelane_bytes_total{direction="out"}"#, 40.0),
+        (r#"corelane_worker_up{worker="http://10.0.0.1:1",role="prefill"}"#, 1.0),
+        (r#"corelane_worker_up{worker="http://10.0.0.1:1",role="decode"}"#, 0.0),
+        (r#"corelane_worker_inflight{worker="http://10.0.0.1:1",role="decode"}"#, 0.0),
+        (r#"corelane_workers{state="ready"}"#, 1.0),
+        (r#"corelane_workers{state="pending"}"#, 1.0),
+        (r#"corelane_workers{state="unhealthy"}"#, 0.0),
+        (r#"corelane_lane_connections{lane="0"}"#, 0.0),
+        (r#"corelane_lane_connections{lane="1"}"#, 1.0),
+        (r#"corelane_first_byte_seconds_bucket{le="0.001"}"#, 1.0),
+        (r#"corelane_first_byte_seconds_bucket{le="5.0"}"#, 2.0),
+        (r#"corelane_first_byte_seconds_bucket{le="+Inf"}"#, 3.0),
+        (r#"corelane_first_byte_seconds_count"#, 3.0),
+        (r#"corelane_first_byte_seconds_sum"#, 703.001),
+        (r#"corelane_request_seconds_count"#, 0.0),
+        ("corelane_panics_total", 0.0),
+        (concat!(r#"corelane_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""}"#), 1.0),
+    ] {
+        assert_eq!(samples.get(series), Some(&value), "{series}\n{text}");
+    }
+    assert_eq!(samples.keys().filter(|s| s.starts_with("corelane_requests_total")).count(), 4, "only what happened");
+    for row in table() {
+        assert!(text.contains(&format!("# TYPE {} {}\n", row.name, row.kind.name())), "{} is not exposed", row.name);
+    }
+    assert_eq!(text.matches("# TYPE ").count(), table().len(), "every exposed metric has a row");
+}
+
+#[test]
+fn label_values_survive_the_round_trip() {
+    let nasty = r#"x_total{a="q\"uote\\ and \n line",b=""} 1"#;
+    let text = format!("# HELP x Help.\n# TYPE x counter\n{nasty}\n# EOF\n");
+    assert_eq!(parse(&text).len(), 1);
+    for bad in [
+        "x_total 1\n# EOF\n",
+        "# TYPE x counter\nx_total 1\n# EOF\n",
+        "# HELP x H.\n# TYPE x counter\nx 1\n# EOF\n",
+        "# HELP x H.\n# TYPE x counter\nx_total 1\nx_total 2\n# EOF\n",
+        "# HELP x H.\n# TYPE x counter\nx_total{a=\"\\q\"} 1\n# EOF\n",
+        "# HELP x H.\n# TYPE x counter\nx_total{a=\"1\",a=\"2\"} 1\n# EOF\n",
+        "# HELP x H.\n# TYPE x counter\nx_total 1\n",
+        "# HELP x H.\n# TYPE x counter\nx_total 1\n# HELP x H.\n# TYPE x counter\n# EOF\n",
+        "# HELP x H.\n# TYPE x histogram\nx_bucket{le=\"1.0\"} 2\nx_bucket{le=\"+Inf\"} 1\nx_count 1\nx_sum 1\n# EOF\n",
+        "# HELP x H.\n# TYPE x histogram\nx_bucket{le=\"1.0\"} 1\nx_count 1\nx_sum 1\n# EOF\n",
+    ] {
+        assert!(std::panic::catch_unwind(|| parse(bad)).is_err(), "the parser is strict about {bad:?}");
+    }
+}
+
+#[test]
+fn scrapes_come_as_openmetrics() {
+    let plane = Plane::start(config(vec![]));
+    let (status, head, body) = plane.get("/metrics");
+    assert!(status == 200 && head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    parse(&body);
+}
+
+/// A strict reader of OpenMetrics text: every sample by its series, or a panic that says what is wrong.
+#[track_caller]
+fn parse(text: &str) -> HashMap<String, f64> {
+    let text = text.strip_suffix("# EOF\n").expect("ends with # EOF");
+    let mut samples = HashMap::new();
+    let mut seen = HashSet::new();
+    let mut lines = text.split_terminator('\n').peekable();
+    while let Some(line) = lines.next() {
+        let (name, help) = line.strip_prefix("# HELP ").and_then(|l| l.split_once(' ')).expect("HELP opens a metric");
+        assert!(!help.is_empty() && seen.insert(name.to_string()), "{name}: no help, or twice");
+        let kind = lines.next().and_then(|l| l.strip_prefix(&format!("# TYPE {name} "))).expect("TYPE follows HELP");
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        let mut parts: HashMap<&str, f64> = HashMap::new();
+        while let Some(line) = lines.next_if(|l| !l.starts_with('#')) {
+            let (series, value) = line.rsplit_once(' ').expect("a sample has a value");
+            let value: f64 = value.parse().expect("values are numbers");
+            let (full, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let labels = read_labels(labels);
+            let suffix = full.strip_prefix(name).expect("samples stand under their metric");
+            match (kind, suffix) {
+                ("counter", "_total") => assert!(value >= 0.0),
+                ("gauge", "") => {}
+                ("histogram", "_bucket") => buckets.push((labels["le"].replace("+Inf", "inf").parse().unwrap(), value)),
+                ("histogram", "_sum" | "_count") => drop(parts.insert(&suffix[1..], value)),
+                _ => panic!("{series} does not belong to a {kind}"),
+            }
+            assert!(samples.insert(series.to_string(), value).is_none(), "{series} twice");
+        }
+        if kind == "histogram" {
+            assert!(buckets.windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 <= w[1].1), "{name} is cumulative");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, parts["count"])), "{name}");
+            assert!(parts.contains_key("sum"), "{name}");
+        }
+    }
+    samples
+}
+
+#[track_caller]
+fn read_labels(text: &str) -> HashMap<String, String> {
+    let mut labels = HashMap::new();
+    let mut rest = text.strip_suffix('}').expect("labels are closed");
+    while !rest.is_empty() {
+        let (key, after) = rest.split_once("=\"").expect("a label has a quoted value");
+        assert!(!key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{key:?}");
+        let mut value = String::new();
+        let mut chars = after.char_indices();
+        let end = loop {
+            match chars.next().expect("the quote is closed") {
+                (i, '"') => break i,
+                (_, '\\') => match chars.next() {
+                    Some((_, 'n')) => value.push('\n'),
+                    Some((_, c @ ('\\' | '"'))) => value.push(c),
+                    other => panic!("bad escape {other:?}"),
+                },
+                (_, c) => value.push(c),
+            }
+        };
+        assert!(labels.insert(key.to_string(), value).is_none(), "{key} twice");
+        rest = &after[end + 1..];
+        if let Some(more) = rest.strip_prefix(',') {
+            assert!(!more.is_empty(), "a comma is followed by a label");
+            rest = more;
+        } else {
+            assert!(rest.is_empty(), "labels are separated by commas");
+        }
+    }
+    labels
+}

@@ -1,0 +1,27 @@
+//! The whole proxy over real sockets: a gateway in this process between mock engines and a client that is
+//! written by hand. One module a theme; the reports of the field that a test answers stand in its comment.
+
+mod rig;
+
+#[path = "proxy/balance.rs"]
+mod balance;
+#[path = "proxy/churn.rs"]
+mod churn;
+#[path = "proxy/clients.rs"]
+mod clients;
+#[path = "proxy/hostile.rs"]
+mod hostile;
+#[path = "proxy/process.rs"]
+mod process;
+#[path = "proxy/protocol.rs"]
+mod protocol;
+#[path = "proxy/routes.rs"]
+mod routes;
+#[path = "proxy/streams.rs"]
+mod streams;
+#[path = "proxy/timeouts.rs"]
+mod timeouts;
+#[path = "proxy/verbatim.rs"]
+mod verbatim;
+#[path = "proxy/workers.rs"]
+mod workers;
