@@ -7,7 +7,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use corelane::config::routes::Body;
 use corelane::config::{Policy, Role};
+use corelane::flow::inspect::{Inspector, KeyRules};
 use corelane::flow::route::{Want, choose};
 use corelane::lane::view::View;
 use corelane::shared::Shared;
@@ -73,10 +75,122 @@ impl Lane {
 
     fn decide(&mut self, policy: Policy) {
         self.now_us += self.step_us;
-        let want = Want { model: Some(b"some/model"), role: Role::Regular, policy, avoid: &[] };
+        let want = Want { model: Some(b"some/model"), role: Role::Regular, policy, ..Want::default() };
         let tallies = self.shared.tallies.lane(self.lane);
         drop(black_box(choose(&mut self.view, &want, self.now_us, &mut self.rng, tallies)).expect("a worker"));
     }
+}
+
+/// Symbols of an 8 KiB prompt, and prompts that the tree knows.
+const SYMBOLS: usize = 128;
+const PROMPTS: usize = 64;
+const PREFIX_FLEETS: [usize; 3] = [8, 256, 2048];
+
+/// A lane that routes by prompts: ones that the tree knows, or ones that nobody has seen.
+struct Prompts {
+    lane: Lane,
+    known: Vec<Vec<u64>>,
+    new: Vec<u64>,
+    next: usize,
+}
+
+impl Prompts {
+    fn new(lane: Lane) -> Self {
+        let mut rng = fastrand::Rng::with_seed(9);
+        let mut symbols = || (0..SYMBOLS).map(|_| rng.u64(..)).collect::<Vec<u64>>();
+        let mut prompts = Prompts { lane, known: (0..PROMPTS).map(|_| symbols()).collect(), new: symbols(), next: 0 };
+        (0..PROMPTS).for_each(|_| prompts.decide(Policy::CacheAware, true));
+        prompts
+    }
+
+    fn decide(&mut self, policy: Policy, hit: bool) {
+        let lane = &mut self.lane;
+        lane.now_us += lane.step_us;
+        let symbols = if hit {
+            self.next += 1;
+            &self.known[self.next % PROMPTS]
+        } else {
+            self.new[0] = lane.rng.u64(..);
+            &self.new
+        };
+        let want =
+            Want { model: Some(b"some/model"), policy, symbols, routing_key: b"user", length: 8192, ..Want::default() };
+        let tallies = lane.shared.tallies.lane(lane.lane);
+        drop(black_box(choose(&mut lane.view, &want, lane.now_us, &mut lane.rng, tallies)).expect("a worker"));
+    }
+}
+
+fn prompts(bencher: Bencher, workers: usize, policy: Policy, hit: bool, beside: bool) {
+    let (shared, _held) = fleet(workers);
+    let mut lane = Prompts::new(Lane::new(0, shared, STEP_US));
+    let mut neighbour = Prompts::new(Lane::new(1, shared, STEP_US));
+    measure(bencher, || lane.decide(policy, hit), beside.then_some(|| neighbour.decide(policy, hit)));
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn cache_aware_hit(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::CacheAware, true, false);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn cache_aware_hit_beside(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::CacheAware, true, true);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn cache_aware_miss(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::CacheAware, false, false);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn cache_aware_miss_beside(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::CacheAware, false, true);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn prefix_hash(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::PrefixHash, true, false);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn consistent_hashing(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::ConsistentHashing, true, false);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn manual(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::Manual, true, false);
+}
+
+#[divan::bench(args = PREFIX_FLEETS)]
+fn bucket(bencher: Bencher, workers: usize) {
+    prompts(bencher, workers, Policy::Bucket, true, false);
+}
+
+/// The inspection of a chat of that many bytes, with and without its key.
+#[divan::bench(args = [(8192, false), (8192, true), (131_072, false), (131_072, true)])]
+fn inspect_text(bencher: Bencher, (bytes, key): (usize, bool)) {
+    let content = "All work and no play makes a dull prompt. ".repeat(bytes / 42);
+    inspect(bencher, &format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{content}\"}}]}}"), key);
+}
+
+/// The same of a list of token ids.
+#[divan::bench(args = [(8192, false), (8192, true), (131_072, false), (131_072, true)])]
+fn inspect_tokens(bencher: Bencher, (bytes, key): (usize, bool)) {
+    inspect(bencher, &format!("{{\"messages\":[{}1]}}", "12345, ".repeat(bytes / 7)), key);
+}
+
+fn inspect(bencher: Bencher, body: &str, key: bool) {
+    let mut inspector = Inspector::new();
+    bencher.bench_local(|| {
+        inspector.begin(Body::Json(&["messages"]), b"");
+        if key {
+            inspector.want_key(KeyRules { seed: 1, max_bytes: 1 << 20 });
+        }
+        let ask = inspector.finish(black_box(body.as_bytes())).expect("a good body");
+        while !inspector.hash(&ask, body.as_bytes()) {}
+        black_box(inspector.key().1.len())
+    });
 }
 
 /// What the view's copy is measured against: one pass over the shared words, no copy.

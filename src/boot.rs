@@ -40,11 +40,15 @@ impl Gateway {
     pub fn start(config: Config) -> Result<Gateway, String> {
         host::raise_nofile();
         let cores = host::lane_cores(&config.cores)?;
+        host::probe_fds(cores.len())?;
         let mode = host::probe_ring()?;
         let config = Arc::new(config);
         let listeners = host::listen(&config, cores.len())?;
         let address = listeners[0].local_addr().map_err(|e| format!("the listening address cannot be read: {e}"))?;
-        let shared = Shared::leak(cores.len());
+        let shared = Shared::leak_with(cores.len(), config.routing.prefix_memory_bytes);
+        if config.policy.wants_ring() {
+            shared.roster.make_rings();
+        }
 
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, is_ready) = mpsc::channel();

@@ -12,6 +12,7 @@ mod mistakes;
 pub mod options;
 mod print;
 pub mod routes;
+mod routing;
 mod tables;
 mod toml;
 mod values;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 pub use load::{Loaded, Setting, load};
 pub use mistakes::{Mistake, Origin, Wrong, nearest, quote};
+pub use routing::{Assignment, BalanceMode, Policy, Routing, Secret};
 pub use values::parse_cores;
 pub use worker_url::WorkerUrl;
 
@@ -43,32 +45,6 @@ impl Role {
             Role::Regular => "regular",
             Role::Prefill => "prefill",
             Role::Decode => "decode",
-        }
-    }
-}
-
-/// How a worker is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    RoundRobin,
-    Random,
-    LeastLoad,
-    PowerOfTwo,
-}
-
-impl Policy {
-    /// All policies, in the order of [`Policy::NAMES`].
-    pub const ALL: &'static [Policy] = &[Policy::LeastLoad, Policy::RoundRobin, Policy::Random, Policy::PowerOfTwo];
-    /// Their names in the configuration.
-    pub const NAMES: &'static [&'static str] = &["least_load", "round_robin", "random", "power_of_two"];
-
-    /// Name in the configuration, in labels and in logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Policy::LeastLoad => "least_load",
-            Policy::RoundRobin => "round_robin",
-            Policy::Random => "random",
-            Policy::PowerOfTwo => "power_of_two",
         }
     }
 }
@@ -138,6 +114,9 @@ pub struct Config {
     pub control_core: Option<usize>,
     pub workers: Vec<WorkerSpec>,
     pub policy: Policy,
+    pub routing: Routing,
+    /// Secret by which a request may name its worker; `None`: none may.
+    pub target_worker_secret: Option<Secret>,
     /// Model whose workers serve requests that name none; `None`: any worker does.
     pub default_model: Option<String>,
     pub extra_routes: Vec<ExtraRoute>,
@@ -195,7 +174,9 @@ impl Config {
             cores: Vec::new(),
             control_core: None,
             workers: Vec::new(),
-            policy: Policy::LeastLoad,
+            policy: Policy::CacheAware,
+            routing: Routing::BLANK,
+            target_worker_secret: None,
             default_model: None,
             extra_routes: Vec::new(),
             max_payload_bytes: 0,
@@ -245,12 +226,15 @@ mod tests {
         assert_eq!(config.request_id_headers, ["x-request-id", "x-correlation-id", "x-trace-id", "request-id"]);
         assert!(config.health_check && config.cores.is_empty() && config.default_model.is_none());
         assert_eq!(config.workers.len(), 1);
+        assert_eq!((config.policy, config.routing), (Policy::CacheAware, Routing::DEFAULT));
     }
 
     #[test]
     fn names_and_values_of_choices_agree() {
         let names: Vec<&str> = Policy::ALL.iter().map(|p| p.name()).collect();
         assert_eq!(names, Policy::NAMES);
+        assert_eq!(BalanceMode::ALL.len(), BalanceMode::NAMES.len());
+        assert_eq!(Assignment::ALL.len(), Assignment::NAMES.len());
         assert_eq!(HalfClose::ALL.len(), HalfClose::NAMES.len());
     }
 

@@ -8,6 +8,7 @@ pub mod exposition;
 pub mod fetch;
 pub mod fleet;
 pub mod learn;
+pub mod prefix;
 pub mod probe;
 pub mod resolve;
 
@@ -15,7 +16,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -110,7 +111,9 @@ async fn serve(
         Err(e) => return drop(ready.send(Err(e))),
     };
     let (news, mut inbox) = mpsc::unbounded_channel();
+    let epoch = Instant::now();
     let mut fleet = Fleet::new(shared);
+    let trimming = tokio::spawn(prefix::keep_trimming(shared, config.routing, epoch));
     let admin = tokio::spawn(admin::Admin::new(shared, fleet.bases()).serve(listener));
     for spec in &config.workers {
         welcome(&mut fleet, pace, &config, spec, &news);
@@ -134,13 +137,14 @@ async fn serve(
                 }
                 fleet.settle();
             }
-            _ = pulse.tick() => fleet.recount(),
+            _ = pulse.tick() => fleet.second(epoch.elapsed().as_secs(), config.routing.manual_idle_secs),
             () = &mut patience, if waiting => {
                 waiting = false;
                 fleet.stop_waiting();
             }
         }
     }
+    trimming.abort();
     admin.abort();
 }
 

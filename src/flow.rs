@@ -19,19 +19,22 @@ pub mod relay;
 pub mod route;
 pub mod settle;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::Poll;
 
 use crate::config::Role;
 use crate::config::routes::Answer;
 use crate::fault::{Fault, What};
-use crate::http1::{self, Extra};
+use crate::http1::{self, Extra, FieldKind};
 use crate::lane::Lane;
 use crate::lane::wire::{Conn, Outgoing, Wire};
 use crate::metrics::Tally;
 use crate::shared::load::LoadGuard;
 use crate::shared::roster::Slot;
+use crate::span::Span;
 
 use passage::{Client, Request, Then};
 
@@ -41,6 +44,22 @@ pub struct Flow<W: Wire> {
     /// Requests at rest: what a walk needs in memory, reused.
     #[allow(clippy::vec_box, reason = "a walk holds the box: its future stays small and the request does not move")]
     spare: RefCell<Vec<Box<Request>>>,
+}
+
+/// Header of the secret that lets a request name its worker.
+const TARGET_SECRET: &str = "x-corelane-target-secret";
+
+/// Lets the lane's other tasks go first.
+async fn give_way() {
+    let mut gave = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
 }
 
 /// Requests kept at rest per lane.
@@ -66,7 +85,7 @@ impl<W: Wire> Flow<W> {
 
     /// Serves one client's connection to its end.
     pub async fn serve(self: Rc<Self>, conn: W::Conn, peer: SocketAddr) {
-        let client = Client { conn, peer, timer: self.lane.timers.timer() };
+        let client = Client { conn, peer, timer: self.lane.timers.timer(), fragile: Cell::new(false) };
         loop {
             let first = receive::wait(&self.lane, &client).await;
             // The last answer may still be on its way into the kernel.
@@ -77,8 +96,7 @@ impl<W: Wire> Flow<W> {
             self.rest(request);
             match then {
                 Then::Keep => {}
-                Then::Close => return,
-                Then::Linger => return receive::linger(&self.lane, &client).await,
+                Then::Close => return receive::linger(&self.lane, &client).await,
                 Then::Cut => return client.conn.reset(),
             }
         }
@@ -94,6 +112,9 @@ impl<W: Wire> Flow<W> {
         match request.inspector.finish(&request.input[request.head_len..]) {
             Ok(ask) => request.ask = ask,
             Err(fault) => return self.refuse(client, request, fault).await,
+        }
+        while !request.inspector.hash(&request.ask, &request.input[request.head_len..]) {
+            give_way().await;
         }
         match request.answerer {
             Answer::Worker | Answer::AnyWorker | Answer::Holder => self.proxy(client, request).await,
@@ -115,17 +136,17 @@ impl<W: Wire> Flow<W> {
                 Err(fault) => return self.refuse(client, request, fault).await,
             };
             let (slot, era) = (guard.slot(), guard.era());
-            let tried = request.avoid.len() as u32 + 1;
             match dispatch::dispatch(lane, client, request, slot, era).await {
                 Ok(answer) => {
                     let elsewhere = request.answerer == Answer::Holder && request.answer.status == 404;
-                    if elsewhere && self.another(request, slot, tried) {
+                    if elsewhere && self.another(request, slot) {
                         continue;
                     }
                     break (guard, answer);
                 }
                 Err(fault) => {
-                    if fault.row().retry && self.another(request, slot, tried) {
+                    settle::judge(lane, slot, Err(fault.what));
+                    if fault.row().retry && self.another(request, slot) {
                         lane.count(Tally::Retries, 1);
                         continue;
                     }
@@ -135,9 +156,17 @@ impl<W: Wire> Flow<W> {
             }
         };
         let (slot, era) = (guard.slot(), guard.era());
-        let outcome = relay::relay(lane, client, request, answer).await;
+        let outcome = match relay::relay(lane, client, request, answer).await {
+            Ok(outcome) => outcome,
+            Err(fault) => {
+                settle::judge(lane, slot, Err(fault.what));
+                drop(guard);
+                return self.refuse(client, request, fault).await;
+            }
+        };
+        let then = settle::settle(lane, request, slot, era, outcome);
         drop(guard);
-        settle::settle(lane, request, slot, era, outcome)
+        then
     }
 
     /// Chooses and charges a worker; a plain function from request and view to guard.
@@ -151,7 +180,21 @@ impl<W: Wire> Flow<W> {
             Answer::Worker => request.ask.model(request.body(), &mut scratch),
             _ => None,
         };
-        let want = route::Want { model, role: Role::Regular, policy: lane.config.policy, avoid: &request.avoid };
+        let (kind, symbols) = request.inspector.key();
+        let value = |span: Option<Span>| span.map(|span| span.of(&request.input));
+        let want = route::Want {
+            model,
+            anyone: request.answerer != Answer::Worker || request.extra.is_some(),
+            role: Role::Regular,
+            policy: lane.config.policy,
+            routing: &lane.config.routing,
+            avoid: &request.avoid,
+            symbols,
+            kind,
+            routing_key: value(request.head.first(FieldKind::RoutingKey)).unwrap_or_default(),
+            target: value(self.target(request)),
+            length: request.body().len(),
+        };
         let mut view = lane.view.borrow_mut();
         view.refresh();
         let chosen = route::choose(&mut view, &want, lane.wire.now_us(), &mut lane.rng.borrow_mut(), lane.tallies());
@@ -159,8 +202,16 @@ impl<W: Wire> Flow<W> {
         chosen
     }
 
+    /// Where the request names its worker, if it may.
+    fn target(&self, request: &Request) -> Option<Span> {
+        let secret = self.lane.config.target_worker_secret.as_ref()?;
+        let named = request.head.first(FieldKind::TargetWorker)?;
+        let given = request.head.named(&request.input, TARGET_SECRET)?;
+        secret.is(given.of(&request.input)).then_some(named)
+    }
+
     /// Notes a worker as tried; whether there is reason to go on.
-    fn another(&self, request: &mut Request, slot: Slot, tried: u32) -> bool {
+    fn another(&self, request: &mut Request, slot: Slot) -> bool {
         let again = request.avoid.contains(&slot);
         request.avoid.push(slot);
         if request.answerer == Answer::Holder {
@@ -168,9 +219,9 @@ impl<W: Wire> Flow<W> {
             let shared = self.lane.shared;
             let asked = |slot| request.avoid.contains(&slot) || !shared.vitals.usable(slot);
             let left = shared.roster.snapshot().workers.iter().any(|w| !asked(w.slot));
-            return left && tried < crate::limits::MAX_HOLDER_TRIES;
+            return left && request.attempts < crate::limits::MAX_HOLDER_TRIES;
         }
-        !again && tried < self.lane.config.max_attempts
+        !again && request.attempts < self.lane.config.max_attempts
     }
 
     /// Answers a fault, where an answer is possible.
@@ -209,8 +260,7 @@ impl<W: Wire> Flow<W> {
         match sent {
             Err(_) => Then::Cut,
             Ok(()) if request.keep_alive => Then::Keep,
-            Ok(()) if request.complete => Then::Close,
-            Ok(()) => Then::Linger,
+            Ok(()) => Then::Close,
         }
     }
 }

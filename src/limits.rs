@@ -17,6 +17,14 @@ pub const IN_FLIGHT_BITS: u32 = 24;
 pub const FRESH_FLEET: usize = 64;
 /// Age in microseconds after which a lane's copy of the load words is refreshed whole.
 pub const VIEW_AGE_US: u64 = 50;
+/// Age in microseconds after which the fleet's mean load is worked out anew for a decision that needs it.
+pub const MEAN_AGE_US: u64 = 1000;
+/// Virtual nodes of a worker on the ring of consistent hashing (as the peers have it).
+pub const RING_NODES: usize = 150;
+/// Symbols at the head of a prompt by which prefix_hash knows it: 1024 bytes.
+pub const HEAD_SYMBOLS: usize = 16;
+/// Sticky routing keys that are remembered.
+pub const STICKY_KEYS: usize = 256 * 1024;
 /// Failed compare-and-swap tries of one selection before it takes what it has with an unconditional add.
 pub const RESERVE_TRIES: usize = 8;
 

@@ -70,6 +70,11 @@ computed! {
     WorkerSelected   Counter   "corelane_worker_selected"    ["worker", "role"]    "Times the worker was chosen.";
     WorkerUp         Gauge     "corelane_worker_up"          ["worker", "role"]    "1 while the worker may be given requests, else 0.";
     Workers          Gauge     "corelane_workers"            ["state"]             "Workers by what the probes think of them.";
+    PrefixBytes      Gauge     "corelane_prefix_bytes"       []                    "Memory of the prefix trees, with what waits to be freed.";
+    PrefixNodes      Gauge     "corelane_prefix_nodes"       []                    "Nodes of the prefix trees.";
+    PrefixOwners     Gauge     "corelane_prefix_owners"      []                    "Workers noted at nodes of the prefix trees.";
+    PrefixTrims      Counter   "corelane_prefix_trims"       []                    "Nodes that were forgotten, for age, for want of memory, or because nobody owned them any more.";
+    PrefixMerges     Counter   "corelane_prefix_merges"      []                    "Nodes that were merged with their only child.";
     LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
 }
 
@@ -109,6 +114,13 @@ lane_counters! {
     Panics              "corelane_panics"              ""                          "Panics caught; each ended one connection.";
     LateWakes           "corelane_late_wakes"          ""                          "Times a lane slept with runnable work; stays 0.";
     Unconditional       "corelane_reserve_unconditional" ""                        "Reservations that gave up comparing and took what they had.";
+    DecisionHit         "corelane_cache_decisions"     r#"reason="hit""#           "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
+    DecisionSpill       "corelane_cache_decisions"     r#"reason="spill""#         "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
+    DecisionMiss        "corelane_cache_decisions"     r#"reason="miss""#          "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
+    DecisionShort       "corelane_cache_decisions"     r#"reason="short""#         "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
+    DecisionImbalanced  "corelane_cache_decisions"     r#"reason="imbalanced""#    "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
+    Keyless             "corelane_keyless"             ""                          "Requests that a policy could not tell by a key, because they have no routing key or no whole block of a prompt; they go by least load.";
+    PrefixRefused       "corelane_prefix_insertions_refused" ""                    "Prefixes of which a part was not remembered, for want of memory.";
     NoBuffers           "corelane_ring_no_buffers"     ""                          "Receives that found the lane's buffer ring empty.";
     Enters              "corelane_ring_enters"         ""                          "System calls of the lanes' rings.";
     Completions         "corelane_ring_completions"    ""                          "Completions of the lanes' rings.";
@@ -169,6 +181,7 @@ pub fn table() -> Vec<Row<'static>> {
         let labels: &'static [&'static str] = match tally.label() {
             None => &[],
             Some(("direction", _)) => &["direction"],
+            Some(("reason", _)) => &["reason"],
             Some((other, _)) => unreachable!("a label of lane counters without a place in the table: {other}"),
         };
         rows.push(Row { name, kind: Kind::Counter, labels, help });

@@ -50,7 +50,7 @@ fn a_good_file_gives_one_line() {
     assert_eq!(done.status.code(), Some(0), "{}", err(&done));
     let line = out(&done);
     assert_eq!(line.lines().count(), 1);
-    for word in ["2 workers", "least_load", "127.0.0.1:31000", "127.0.0.1:29000", file.path()] {
+    for word in ["2 workers", "cache_aware", "127.0.0.1:31000", "127.0.0.1:29000", file.path()] {
         assert!(line.contains(word), "{word}: {line}");
     }
     assert_eq!(err(&done), "");
@@ -115,7 +115,7 @@ fn print_shows_values_origins_and_no_keys() {
     ] {
         assert!(squeezed.iter().any(|l| l == line), "{line}\n{text}");
     }
-    assert!(!text.contains("secret"));
+    assert!(!text.contains("sk-secret"));
 
     // Read again it says the same.
     let values = |text: &str| -> Vec<String> {

@@ -560,7 +560,7 @@ fn a_file_with_everything_serves() {
             _ => file.push_str(&format!("{line}\n")),
         }
     }
-    let optional = ["worker_urls", "default_model"];
+    let optional = ["worker_urls", "default_model", "target_worker_secret"];
     for row in OPTIONS.iter().filter(|r| !optional.contains(&r.key)) {
         assert!(file.contains(&format!("\n{} = ", row.key)), "{} is missing in\n{page}", row.key);
     }

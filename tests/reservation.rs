@@ -82,7 +82,7 @@ impl Lane {
     }
 
     fn ask(&mut self, model: Option<&str>, role: Role, avoid: &[Slot]) -> Result<LoadGuard, Fault> {
-        let want = Want { model: model.map(str::as_bytes), role, policy: self.policy, avoid };
+        let want = Want { model: model.map(str::as_bytes), role, policy: self.policy, avoid, ..Want::default() };
         let tallies = self.view.shared().tallies.lane(self.lane);
         choose(&mut self.view, &want, self.now_us, &mut self.rng, tallies)
     }

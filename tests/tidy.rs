@@ -19,6 +19,31 @@ const EXCEPTIONS: &[(&str, &str, &str, &str)] = &[
     ),
     ("sharing", "lane.rs", "pub config: Arc<Config>,", "the same"),
     ("sharing", "lane.rs", "config: Arc<Config>,", "the same"),
+    ("sharing", "lane/spawn.rs", "use std::sync::Arc;", "a waker must be sendable; this one never leaves its thread"),
+    (
+        "sharing",
+        "lane/spawn.rs",
+        "use std::sync::atomic::{AtomicBool, Ordering};",
+        "a waker must be sendable; this one never leaves its thread",
+    ),
+    (
+        "sharing",
+        "lane/spawn.rs",
+        "aside: Arc<AtomicBool>,",
+        "a waker must be sendable; this one never leaves its thread",
+    ),
+    (
+        "sharing",
+        "lane/spawn.rs",
+        "noted = Some(Waker::from(Arc::new(Noted { aside: aside.clone(), task: cx.waker().clone() })));",
+        "a waker must be sendable; this one never leaves its thread",
+    ),
+    (
+        "sharing",
+        "lane/spawn.rs",
+        "fn wake(self: Arc<Self>) {",
+        "a waker must be sendable; this one never leaves its thread",
+    ),
     (
         "sharing",
         "lane/wire/bufring.rs",

@@ -60,6 +60,25 @@ pub fn control_core(asked: Option<usize>, lanes: &[usize]) -> Result<Option<usiz
     }
 }
 
+/// Descriptors that are still to come besides those of the lanes: the control thread and a probe (5, measured).
+const BASE_FDS: usize = 8;
+/// Descriptors of a lane before its first connection: rings, eventfds, listener, bell (7, measured).
+const LANE_FDS: usize = 8;
+
+/// Tries whether the descriptors for a start are there: what glommio makes of their lack is a panic.
+pub fn probe_fds(lanes: usize) -> Result<(), String> {
+    let need = BASE_FDS + lanes * LANE_FDS;
+    let tried: io::Result<Vec<_>> = (0..need)
+        .map(|_| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(io::Error::from))
+        .collect();
+    match tried {
+        Ok(_) => Ok(()),
+        Err(e) => {
+            Err(format!("{need} file descriptors are needed to start ({e}): raise LimitNOFILE= (systemd) or ulimit -n"))
+        }
+    }
+}
+
 /// Makes a ring and drops it, to fail before anything serves.
 pub fn probe_ring() -> Result<Mode, String> {
     try_calls().map_err(explain_ring)?;

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::task::ready;
@@ -19,7 +20,7 @@ use crate::config::Config;
 use crate::flow::Flow;
 use crate::flow::accept::Door;
 use crate::lane::Lane;
-use crate::lane::spawn::{Pulse, spawn};
+use crate::lane::spawn::{Pulse, spawn, spawn_aside};
 use crate::lane::timers::Timers;
 use crate::lane::wire::driver::Driver;
 use crate::lane::wire::ring::{Keep, Ring};
@@ -78,7 +79,15 @@ fn run(
         .preempt_timer(NO_PREEMPTION)
         .make();
     match executor {
-        Ok(executor) => executor.run(live(index, shared, config, listener, ready)),
+        Ok(executor) => {
+            let live = live(index, shared, config, listener, ready);
+            if catch_unwind(AssertUnwindSafe(|| executor.run(live))).is_err() {
+                // Clients would still be sent to a lane that is gone, and a drain would wait for it: better that
+                // whoever watches the process starts it anew.
+                tracing::error!(lane = index, "a lane panicked outside of any connection: the process ends");
+                std::process::abort();
+            }
+        }
         Err(e) => {
             let _ = ready.send(Err(format!(
                 "lane {index} could not be set up on core {core} ({e}): raise LimitMEMLOCK= (ulimit -l), or see --cores"
@@ -121,8 +130,8 @@ async fn live(
     };
     let late_wakes = driver.late_wakes.clone();
     spawn(&pulse, data, door.clone().accept(Listener::new(listener.into(), &ring)));
-    spawn(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
-    spawn(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes));
+    spawn_aside(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
+    spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes));
     let _ = ready.send(Ok(()));
 
     let (told, ending) = (Cell::new(None), lane.clone());

@@ -293,7 +293,7 @@ mod tests {
         let file = "prot = 1\nport = 'x'\n\n[[workers]]\nurl = 'https://w'\nmodel = 'm'\n\n[[extra_routes]]\npath = '/health'\n";
         let args =
             ["--worker-urls", "w:1", "--max-paylod-size", "1", "2", "--prefill", "http://p", "none", "--port", "-1"];
-        let env = [("CORELANE_POLICY", "cache_aware"), ("CORELANE_QUEUE_SIZE", "1")];
+        let env = [("CORELANE_POLICY", "cache_awre"), ("CORELANE_QUEUE_SIZE", "1")];
         let told = bad(&args, &env, Some(file));
         let wanted = [
             "--max-paylod-size: no such flag; did you mean --max-payload-size?",
@@ -301,7 +301,7 @@ mod tests {
             r#"--port: "-1" is out of range; give a whole number from 0 to 65535"#,
             r#"--worker-urls: "w:1" has no scheme; put http:// before it"#,
             "CORELANE_QUEUE_SIZE: not supported yet (the admission queue); unset it",
-            r#"CORELANE_POLICY: "cache_aware" is not built yet; give one of least_load, round_robin, random, power_of_two"#,
+            r#"CORELANE_POLICY: "cache_awre" is not known; did you mean cache_aware? give one of cache_aware, least_load, power_of_two, random, round_robin, prefix_hash, consistent_hashing, manual, bucket, passthrough"#,
             r#"c.toml:1:1: "prot": no such key; did you mean port?"#,
             r#"c.toml:2:8: port: "x" is not a whole number; give a whole number from 0 to 65535"#,
             r#"c.toml:5:7: url: "https://w" asks for TLS, which is not supported towards workers; use http:// and terminate TLS beside the worker"#,
@@ -450,7 +450,8 @@ mod tests {
             Kind::Whole { min, .. } => (min + 6).to_string(),
             Kind::Millis { min, .. } => (min + 1).to_string(),
             Kind::Seconds { min, .. } => (min + 0.5).to_string(),
-            Kind::Bytes { max, .. } => if max < 1 << 30 { "32KiB" } else { "1GiB" }.into(),
+            Kind::Ratio { max, .. } => (max / 2.0).to_string(),
+            Kind::Bytes { max, .. } => if max < 1 << 30 { "32KiB" } else { "3GiB" }.into(),
             Kind::Switch(_) => "true".into(),
             Kind::Choice { names, .. } => names[1].into(),
             Kind::Cores(_) => "2,0-1".into(),
@@ -459,6 +460,7 @@ mod tests {
             Kind::Target(_) => "/ping?x=1".into(),
             Kind::Levels(_) => "warn,corelane=debug".into(),
             Kind::Name(_) => "llama \"3\"".into(),
+            Kind::Secret(_) => "s3".into(),
             Kind::WorkerUrls => "http://a:1".into(),
         }
     }

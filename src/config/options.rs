@@ -3,7 +3,7 @@
 //! Takes nothing, gives the rows. Never reads a value: that is the row's [`Kind`]'s.
 
 use super::values::Kind;
-use super::{HalfClose, Policy};
+use super::{Assignment, BalanceMode, HalfClose, Policy};
 
 /// The heading under which help and reference list an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,7 @@ pub enum Section {
     Listening,
     Cores,
     Workers,
+    Routing,
     Limits,
     Timeouts,
     Upstream,
@@ -25,6 +26,7 @@ impl Section {
     pub const ALL: &'static [Section] = &[
         Section::Listening,
         Section::Workers,
+        Section::Routing,
         Section::Cores,
         Section::Limits,
         Section::Timeouts,
@@ -40,7 +42,8 @@ impl Section {
         match self {
             Section::Listening => "Listening",
             Section::Cores => "Cores",
-            Section::Workers => "Workers and their choice",
+            Section::Workers => "Workers",
+            Section::Routing => "Choice of a worker",
             Section::Limits => "Limits",
             Section::Timeouts => "Timeouts",
             Section::Upstream => "Connections to workers",
@@ -125,21 +128,115 @@ pub const OPTIONS: &[Row] = &[
     ),
     row(
         Section::Workers,
-        "policy",
-        Kind::Choice {
-            names: Policy::NAMES,
-            later: &["bucket", "cache_aware", "consistent_hashing", "manual", "prefix_hash"],
-            set: |c, v| c.policy = Policy::ALL[v],
-        },
-        "least_load",
-        "How a worker is chosen for a request.",
-    ),
-    row(
-        Section::Workers,
         "default_model",
         Kind::Name(|c, v| c.default_model = v),
         "",
         "Model whose workers serve requests that name none. Unset: any worker does.",
+    ),
+    row(
+        Section::Routing,
+        "policy",
+        Kind::Choice { names: Policy::NAMES, set: |c, v| c.policy = Policy::ALL[v] },
+        "cache_aware",
+        "How a worker is chosen for a request.",
+    ),
+    row(
+        Section::Routing,
+        "cache_threshold",
+        Kind::Ratio { min: 0.0, max: 1.0, set: |c, v| c.routing.cache_threshold = v },
+        "0.3",
+        "cache_aware: share of a prompt that a worker must have seen already to be preferred for it.",
+    ),
+    row(
+        Section::Routing,
+        "balance_abs_threshold",
+        Kind::Whole { min: 0, max: 1 << 24, set: |c, v| c.routing.balance_abs = v as u32 },
+        "64",
+        "cache_aware, bucket: requests in flight by which a worker must exceed the mean to be passed over, if it \
+         exceeds balance_rel_threshold too.",
+    ),
+    row(
+        Section::Routing,
+        "balance_rel_threshold",
+        Kind::Ratio { min: 1.0, max: 1000.0, set: |c, v| c.routing.balance_rel = v },
+        "1.5",
+        "cache_aware, bucket: factor by which a worker must exceed the mean to be passed over, if it exceeds \
+         balance_abs_threshold too.",
+    ),
+    row(
+        Section::Routing,
+        "balance_mode",
+        Kind::Choice { names: BalanceMode::NAMES, set: |c, v| c.routing.balance_mode = BalanceMode::ALL[v] },
+        "worker",
+        "cache_aware: worker passes an overloaded worker over; fleet drops affinity for everybody while the most and \
+         the least loaded worker differ by both thresholds.",
+    ),
+    row(
+        Section::Routing,
+        "prefix_memory",
+        Kind::Bytes { min: MIB, max: 1024 * GIB, set: |c, v| c.routing.prefix_memory_bytes = v },
+        "1GiB",
+        "cache_aware: memory for what is known of the workers' caches, of the whole process; the least recently used \
+         goes.",
+    ),
+    row(
+        Section::Routing,
+        "max_tree_size",
+        Kind::Whole {
+            min: 0,
+            max: 1024 * GIB,
+            set: |c, v| {
+                if v > 0 {
+                    c.routing.prefix_memory_bytes = v.max(MIB);
+                }
+            },
+        },
+        "0",
+        "The peers' measure for prefix_memory, in characters of prompts; counted as as many bytes (a 64-byte block of \
+         a prompt takes 12 to 64 of them). 0: prefix_memory counts.",
+    ),
+    row(
+        Section::Routing,
+        "prefix_ttl_secs",
+        Kind::Whole { min: 0, max: 1 << 22, set: |c, v| c.routing.prefix_ttl_secs = v as u32 },
+        "0",
+        "cache_aware: prefixes that were not used for so many seconds are forgotten; 0: only when memory is short.",
+    ),
+    row(
+        Section::Routing,
+        "eviction_interval_secs",
+        Kind::Whole { min: 1, max: 86400, set: |c, v| c.routing.eviction_interval_secs = v as u32 },
+        "1",
+        "cache_aware: seconds between two looks at whether something has to be forgotten. Memory does not depend on it.",
+    ),
+    row(
+        Section::Routing,
+        "prefix_max_bytes",
+        Kind::Bytes { min: KIB, max: 64 * MIB, set: |c, v| c.routing.prefix_max_bytes = v as usize },
+        "1MiB",
+        "cache_aware: bytes of a prompt that are looked at; prompts that differ behind them only count as equal.",
+    ),
+    row(
+        Section::Routing,
+        "manual_assignment",
+        Kind::Choice { names: Assignment::NAMES, set: |c, v| c.routing.assignment = Assignment::ALL[v] },
+        "random",
+        "manual: who gets a routing key that nobody has: anybody, the least loaded, or who has the fewest keys.",
+    ),
+    row(
+        Section::Routing,
+        "manual_idle_secs",
+        Kind::Whole { min: 1, max: 1 << 24, set: |c, v| c.routing.manual_idle_secs = v as u32 },
+        "14400",
+        "manual: a routing key that was not used for so many seconds may get another worker.",
+    ),
+    row(
+        Section::Routing,
+        "target_worker_secret",
+        Kind::Secret(|c, v| c.target_worker_secret = v),
+        "",
+        "Secret that lets a request name its worker (URL or position) in x-smg-target-worker, when it brings the \
+         secret in x-corelane-target-secret. Unset: that header is ignored.",
     ),
     row(
         Section::Cores,
@@ -221,7 +318,7 @@ pub const OPTIONS: &[Row] = &[
     row(
         Section::Timeouts,
         "half_close",
-        Kind::Choice { names: HalfClose::NAMES, later: &[], set: |c, v| c.half_close = HalfClose::ALL[v] },
+        Kind::Choice { names: HalfClose::NAMES, set: |c, v| c.half_close = HalfClose::ALL[v] },
         "abort",
         "What it means that a client closes its sending side while it is served. abort: it left, the worker's request \
          is ended at once. serve: it only stopped sending.",
@@ -359,13 +456,8 @@ pub const LATER: &[(&str, &str)] = &[
     ("decode", "prefill/decode pairs"),
     ("prefill_policy", "prefill/decode pairs"),
     ("decode_policy", "prefill/decode pairs"),
-    ("cache_threshold", "cache-aware routing"),
-    ("balance_abs_threshold", "cache-aware routing"),
-    ("balance_rel_threshold", "cache-aware routing"),
     ("balance_token_usage_threshold", "cache-aware routing"),
     ("overload_token_usage_threshold", "cache-aware routing"),
-    ("eviction_interval_secs", "cache-aware routing"),
-    ("max_tree_size", "cache-aware routing"),
     ("dp_aware", "data-parallel ranks"),
     ("max_concurrent_requests", "the admission queue"),
     ("queue_size", "the admission queue"),

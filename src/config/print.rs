@@ -1,6 +1,6 @@
 //! The configuration in effect, for people: as TOML with the origin of every value, and as one line.
 //!
-//! Takes what was loaded, gives text. Never shows an API key.
+//! Takes what was loaded, gives text. Never shows an API key or a secret.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ impl Loaded {
         format!("ok ({source}): {workers}, {}, clients on {listen}, metrics on {metrics}", c.policy.name())
     }
 
-    /// The configuration as TOML. Read again it gives the same, but for API keys, which are left out.
+    /// The configuration as TOML. Read again it gives the same, but for API keys and secrets, which are left out.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
         for section in Section::ALL {
@@ -35,6 +35,9 @@ impl Loaded {
                         if matches!(setting.row.kind, Kind::WorkerUrls) && setting.origin == Origin::Default =>
                     {
                         format!("# {} = {shown}", setting.row.key)
+                    }
+                    Some(_) if matches!(setting.row.kind, Kind::Secret(_)) => {
+                        format!("# {} is set, and not shown", setting.row.key)
                     }
                     Some(shown) => format!("{} = {shown}", setting.row.key),
                     None => format!("# {} is not set", setting.row.key),

@@ -43,17 +43,30 @@ pub struct Route {
     pub methods: &'static [&'static str],
     pub body: Body,
     pub answer: Answer,
+    /// Whether a prompt is only taken apart or counted, not computed.
+    pub counts_only: bool,
+}
+
+impl Route {
+    /// Whether the answer takes a pass over the prompt, so that the worker's cache has the prompt afterwards.
+    pub const fn prefills(&self) -> bool {
+        matches!(self.body, Body::Json(_)) && !self.counts_only
+    }
 }
 
 const POST: &[&str] = &["POST"];
 const GET: &[&str] = &["GET", "HEAD"];
 
 const fn json(path: &'static str, prompt: &'static [&'static str]) -> Route {
-    Route { path, methods: POST, body: Body::Json(prompt), answer: Answer::Worker }
+    Route { path, methods: POST, body: Body::Json(prompt), answer: Answer::Worker, counts_only: false }
+}
+
+const fn counting(path: &'static str, prompt: &'static [&'static str]) -> Route {
+    Route { counts_only: true, ..json(path, prompt) }
 }
 
 const fn get(path: &'static str, answer: Answer) -> Route {
-    Route { path, methods: GET, body: Body::None, answer }
+    Route { path, methods: GET, body: Body::None, answer, counts_only: false }
 }
 
 /// Every built-in route. The index is the route's number in the tallies.
@@ -64,7 +77,7 @@ pub const ROUTES: &[Route] = &[
     json("/v1/embeddings", &["input"]),
     json("/v1/responses", &["input"]),
     json("/v1/messages", &["messages"]),
-    json("/v1/messages/count_tokens", &["messages"]),
+    counting("/v1/messages/count_tokens", &["messages"]),
     json("/v1/rerank", &["documents", "query"]),
     json("/rerank", &["documents", "query"]),
     json("/v1/classify", &["input"]),
@@ -72,13 +85,25 @@ pub const ROUTES: &[Route] = &[
     json("/v1/score", &["text_1", "query"]),
     json("/score", &["text_1", "query"]),
     json("/pooling", &["input", "messages"]),
-    json("/v1/tokenize", &["prompt", "messages"]),
-    json("/tokenize", &["prompt", "messages"]),
-    json("/v1/detokenize", &["tokens"]),
-    json("/detokenize", &["tokens"]),
-    Route { path: "/v1/audio/transcriptions", methods: POST, body: Body::Multipart, answer: Answer::Worker },
-    Route { path: "/v1/responses/*", methods: GET, body: Body::None, answer: Answer::Holder },
-    Route { path: "/v1/responses/*/cancel", methods: POST, body: Body::Opaque, answer: Answer::Holder },
+    counting("/v1/tokenize", &["prompt", "messages"]),
+    counting("/tokenize", &["prompt", "messages"]),
+    counting("/v1/detokenize", &["tokens"]),
+    counting("/detokenize", &["tokens"]),
+    Route {
+        path: "/v1/audio/transcriptions",
+        methods: POST,
+        body: Body::Multipart,
+        answer: Answer::Worker,
+        counts_only: false,
+    },
+    Route { path: "/v1/responses/*", methods: GET, body: Body::None, answer: Answer::Holder, counts_only: false },
+    Route {
+        path: "/v1/responses/*/cancel",
+        methods: POST,
+        body: Body::Opaque,
+        answer: Answer::Holder,
+        counts_only: false,
+    },
     get("/health", Answer::Alive),
     get("/liveness", Answer::Alive),
     get("/readiness", Answer::Ready),

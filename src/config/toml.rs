@@ -131,13 +131,14 @@ fn scalar(kind: Kind, value: &Value) -> Option<String> {
             | Kind::Millis { .. }
             | Kind::Bytes { .. }
             | Kind::Seconds { .. }
+            | Kind::Ratio { .. }
             | Kind::Cores(_)
             | Kind::Core(_)
     );
     match value {
         Value::Boolean(on) if matches!(kind, Kind::Switch(_)) => Some(on.value().to_string()),
         Value::Integer(n) if number => Some(n.value().to_string()),
-        Value::Float(n) if matches!(kind, Kind::Seconds { .. }) => Some(n.value().to_string()),
+        Value::Float(n) if matches!(kind, Kind::Seconds { .. } | Kind::Ratio { .. }) => Some(n.value().to_string()),
         Value::String(text) if !matches!(kind, Kind::Switch(_)) => Some(text.value().clone()),
         _ => None,
     }

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::Config;
 use super::mistakes::{Wrong, nearest, quote};
+use super::{Config, Secret};
 use crate::limits::MAX_LANES;
 
 /// The type of an option, with its range and the place it is written to.
@@ -26,8 +26,8 @@ pub enum Kind {
     Bytes { min: u64, max: u64, set: fn(&mut Config, u64) },
     /// On or off; as a flag alone it means on.
     Switch(fn(&mut Config, bool)),
-    /// One of a closed set; `later` are names that the peers know and this version does not.
-    Choice { names: &'static [&'static str], later: &'static [&'static str], set: fn(&mut Config, usize) },
+    /// One of a closed set.
+    Choice { names: &'static [&'static str], set: fn(&mut Config, usize) },
     /// `auto` (empty) or a list of cores.
     Cores(fn(&mut Config, Vec<usize>)),
     /// `auto` (`None`) or one core.
@@ -38,6 +38,10 @@ pub enum Kind {
     Target(fn(&mut Config, String)),
     /// What is logged: a level, or levels by target.
     Levels(fn(&mut Config, String)),
+    /// A number that has no unit.
+    Ratio { min: f64, max: f64, set: fn(&mut Config, f64) },
+    /// A secret, or nothing; never shown.
+    Secret(fn(&mut Config, Option<Secret>)),
     /// A name, or nothing.
     Name(fn(&mut Config, Option<String>)),
     /// Addresses of workers; `load` joins them with the `[[workers]]` tables.
@@ -76,6 +80,8 @@ impl Kind {
             Kind::HeaderNames(_) => "names of headers".into(),
             Kind::Target(_) => "a path that starts with /".into(),
             Kind::Levels(_) => format!("one of {}, or target=level pairs", LEVELS.join(", ")),
+            Kind::Ratio { min, max, .. } => format!("a number from {min} to {max}"),
+            Kind::Secret(_) => "a secret".into(),
             Kind::Name(_) => "a name".into(),
             Kind::WorkerUrls => "addresses such as http://10.0.0.1:30000".into(),
         }
@@ -88,6 +94,7 @@ impl Kind {
             Kind::Millis { min, max, .. } => Some(format!("{min} to {max} ms")),
             Kind::Seconds { min, max, .. } => Some(format!("{min} to {max} s")),
             Kind::Bytes { min, max, .. } => Some(format!("{} to {}", size(*min), size(*max))),
+            Kind::Ratio { min, max, .. } => Some(format!("{min} to {max}")),
             Kind::Choice { names, .. } => Some(names.join(", ")),
             Kind::Levels(_) => Some(format!("{}; or target=level,…", LEVELS.join(", "))),
             Kind::Cores(_) | Kind::Core(_) => Some(self.wants()),
@@ -96,6 +103,7 @@ impl Kind {
             | Kind::HeaderNames(_)
             | Kind::Target(_)
             | Kind::Name(_)
+            | Kind::Secret(_)
             | Kind::WorkerUrls => None,
         }
     }
@@ -116,6 +124,8 @@ impl Kind {
             Kind::Target(_) => "PATH",
             Kind::Levels(_) => "LEVEL",
             Kind::Name(_) => "NAME",
+            Kind::Ratio { .. } => "X",
+            Kind::Secret(_) => "SECRET",
             Kind::WorkerUrls => "URL",
         }
     }
@@ -177,6 +187,10 @@ impl Kind {
                     set(config, None);
                     Ok(None)
                 }
+                Kind::Secret(set) => {
+                    set(config, None);
+                    Ok(None)
+                }
                 _ => Err(Wrong::new("the value is empty", give())),
             };
         }
@@ -205,6 +219,14 @@ impl Kind {
                 set(config, Duration::from_secs_f64(secs));
                 secs.to_string()
             }
+            Kind::Ratio { min, max, set } => {
+                let ratio = seconds(text).ok_or_else(|| not(text, "a number", give()))?;
+                if !(*min..=*max).contains(&ratio) {
+                    return Err(Wrong::new(format!("{} is out of range", quote(text)), give()));
+                }
+                set(config, ratio);
+                ratio.to_string()
+            }
             Kind::Bytes { min, max, set } => {
                 let n = parse_size(text).map_err(|fix| not(text, "a size", fix.unwrap_or_else(give)))?;
                 if !(*min..=*max).contains(&n) {
@@ -222,9 +244,9 @@ impl Kind {
                 set(config, on);
                 on.to_string()
             }
-            Kind::Choice { names, later, set } => {
+            Kind::Choice { names, set } => {
                 let Some(at) = names.iter().position(|n| *n == text) else {
-                    return Err(no_choice(text, names, later));
+                    return Err(no_choice(text, names));
                 };
                 set(config, at);
                 toml_text(names[at])
@@ -261,6 +283,10 @@ impl Kind {
                 set(config, levels);
                 shown
             }
+            Kind::Secret(set) => {
+                set(config, Some(Secret::new(text)));
+                toml_text("(hidden)")
+            }
             Kind::Name(set) => {
                 if text.chars().any(char::is_control) {
                     return Err(Wrong::new(format!("{} has control characters", quote(text)), "leave them out"));
@@ -290,11 +316,8 @@ fn each<T>(texts: &[String], read: impl Fn(&str) -> Result<T, Wrong>) -> Result<
     if bad.is_empty() { Ok(good) } else { Err(bad) }
 }
 
-fn no_choice(text: &str, names: &[&str], later: &[&str]) -> Wrong {
+fn no_choice(text: &str, names: &[&str]) -> Wrong {
     let give = format!("give one of {}", names.join(", "));
-    if later.contains(&text) {
-        return Wrong::new(format!("{} is not built yet", quote(text)), give);
-    }
     match nearest(text, names.iter().copied()) {
         Some(near) => Wrong::new(format!("{} is not known", quote(text)), format!("did you mean {near}? {give}")),
         None => Wrong::new(format!("{} is not known", quote(text)), give),

@@ -75,6 +75,11 @@ impl Source {
             Metric::RequestSeconds => family.histogram(self.lanes().iter().map(|l| &l.total)),
             Metric::WorkerInFlight | Metric::WorkerSelected | Metric::WorkerUp => self.workers(metric, family),
             Metric::Workers => self.states(family),
+            Metric::PrefixBytes => family.gauge(&[], self.shared.prefix.counts().bytes as i64),
+            Metric::PrefixNodes => family.gauge(&[], self.shared.prefix.counts().nodes as i64),
+            Metric::PrefixOwners => family.gauge(&[], self.shared.prefix.counts().owners as i64),
+            Metric::PrefixTrims => family.counter(&[], self.shared.prefix.counts().trimmed),
+            Metric::PrefixMerges => family.counter(&[], self.shared.prefix.counts().merged),
             Metric::LaneConnections => (0..self.lanes().len())
                 .try_for_each(|lane| family.gauge(&[&lane.to_string()], self.shared.handover.connections(lane).into())),
         }

@@ -82,6 +82,9 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// Seconds in which all sticky keys are looked at once.
+const FORGET_PARTS: usize = 64;
+
 struct Member {
     worker: Arc<Worker>,
     probed: bool,
@@ -172,6 +175,7 @@ impl Fleet {
         }
         tracing::info!(worker = %member.worker.url, role = member.worker.role.name(), "worker removed");
         self.shared.vitals.set_health(id.slot, Health::Draining);
+        self.shared.prefix.purge(id.slot, id.era);
         self.leavers.push(id.slot);
         self.stale = true;
         true
@@ -207,6 +211,7 @@ impl Fleet {
         if std::mem::take(&mut self.stale) {
             let workers = self.members.iter().map(|m| m.worker.clone()).collect();
             let generation = self.shared.roster.publish(workers);
+            super::prefix::release(self.shared, &self.shared.roster.snapshot());
             for slot in std::mem::take(&mut self.leavers) {
                 self.slots.retire(slot, generation);
             }
@@ -223,6 +228,19 @@ impl Fleet {
     /// Says that the start has waited long enough for first probes.
     pub fn stop_waiting(&mut self) {
         self.waited = true;
+        self.recount();
+    }
+
+    /// What is done every second: pauses of failing workers run, sticky keys of workers that are gone or that were not
+    /// used for `idle_s` are forgotten, a share of them at a time.
+    pub fn second(&self, now_s: u64, idle_s: u32) {
+        for member in &self.members {
+            self.shared.vitals.second(member.worker.slot);
+        }
+        let gone = |(slot, era), used_s: u32| {
+            self.place(Id { slot, era }).is_none() || now_s.saturating_sub(used_s.into()) > idle_s.into()
+        };
+        self.shared.sticky.forget(now_s as usize, FORGET_PARTS, gone);
         self.recount();
     }
 

@@ -16,7 +16,7 @@ use crate::lane::wire::socket::{Listener, RingWire, Socket};
 use crate::metrics::Tally;
 use crate::shared::handover::Newcomer;
 
-/// A lane may have this many connections more than the emptiest before it gives new ones away.
+/// A lane that has this many connections more than the emptiest gives new ones away.
 const AHEAD: u32 = 1;
 /// Pause in microseconds after an accept that failed, so that a lack of descriptors does not spin.
 const BREATH_US: u64 = 50_000;
@@ -67,7 +67,7 @@ impl Door {
         let desks = &lane.shared.handover;
         let emptiest = desks.emptiest();
         let newcomer = Newcomer { socket, peer };
-        if desks.connections(lane.index) > desks.connections(emptiest) + AHEAD - 1 {
+        if desks.connections(lane.index) >= desks.connections(emptiest) + AHEAD {
             desks.joined(emptiest);
             match desks.give(emptiest, newcomer) {
                 Ok(()) => return lane.count(Tally::HandedOver, 1),

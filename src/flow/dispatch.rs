@@ -32,7 +32,7 @@ impl From<What> for Broken {
     }
 }
 
-/// A reused connection that dies within this time after the last byte was sent was dead before
+/// A reused connection that dies within this time after the last piece was handed to the kernel was dead before
 /// (field experience with engines that close idle connections after 5 s).
 const AT_ONCE_US: u64 = 100_000;
 
@@ -44,13 +44,17 @@ pub async fn dispatch<W: Wire>(
     slot: Slot,
     era: u32,
 ) -> Result<Answer<W::Conn>, Fault> {
+    request.attempts += 1;
     if let Some(conn) = lane.pool.take(slot, era, lane.wire.now_us()) {
         lane.count(Tally::Reuses, 1);
         match exchange(lane, client, request, slot, era, conn).await {
             Ok(answer) => return Ok(answer),
             Err(Broken::Fault(fault)) => return Err(fault),
-            Err(Broken::Silent { at_once: false }) => return Err(What::WorkerReset.into()),
-            Err(Broken::Silent { at_once: true }) => lane.count(Tally::Replays, 1),
+            Err(Broken::Silent { at_once: true }) if request.attempts < lane.config.max_attempts => {
+                request.attempts += 1;
+                lane.count(Tally::Replays, 1);
+            }
+            Err(Broken::Silent { .. }) => return Err(What::WorkerReset.into()),
         }
     }
     let conn = connect(lane, client, slot, era).await?;
@@ -76,12 +80,15 @@ async fn connect<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, slot: Slot, 
             if client.has_left(lane, cx) {
                 return Poll::Ready(Err(What::ClientGone.into()));
             }
+            if lane.is_ending() {
+                return Poll::Ready(Err(What::ShuttingDown.into()));
+            }
             client.timer.poll_due(cx).map(|()| Err(What::ConnectTimeout.into()))
         })
         .await;
         match connected {
             Ok(conn) => return Ok(conn),
-            Err(fault) if fault.what == What::ClientGone => return Err(fault),
+            Err(fault) if matches!(fault.what, What::ClientGone | What::ShuttingDown) => return Err(fault),
             Err(fault) => {
                 lane.count(Tally::ConnectFailures, 1);
                 let another = lane.view.borrow().worker(slot, era).is_some_and(|w| w.addrs.len() > nth);
@@ -155,6 +162,7 @@ impl Sending {
 enum Event {
     Bytes(io::Result<Chunk>),
     Left,
+    Ending,
     Late,
 }
 
@@ -166,6 +174,7 @@ async fn exchange<W: Wire>(
     era: u32,
     conn: W::Conn,
 ) -> Result<Answer<W::Conn>, Broken> {
+    request.answer.reset();
     let mut out = lane.buffers.take();
     let small = write_request(lane, client, request, slot, era, &mut out).map_err(Broken::Fault)?;
     conn.start_send(Outgoing::Heap(out));
@@ -181,14 +190,18 @@ async fn exchange<W: Wire>(
             if let Poll::Ready(got) = conn.poll_recv(cx) {
                 return Poll::Ready(Event::Bytes(got));
             }
-            if client.has_left(lane, cx) || lane.is_ending() {
+            if client.has_left(lane, cx) {
                 return Poll::Ready(Event::Left);
+            }
+            if lane.is_ending() {
+                return Poll::Ready(Event::Ending);
             }
             client.timer.poll_due(cx).map(|()| Event::Late)
         })
         .await;
         let mut chunk = match event {
             Event::Left => return Err(What::ClientGone.into()),
+            Event::Ending => return Err(What::ShuttingDown.into()),
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {
@@ -204,7 +217,7 @@ async fn exchange<W: Wire>(
         loop {
             match request.answer.parse(&chunk, &limits, request.head.method).map_err(Broken::Fault)? {
                 Parsed::Partial => {
-                    gathered = Some(chunk.to_vec());
+                    gathered = Some(chunk.into_vec());
                     break;
                 }
                 Parsed::Complete(len) if request.answer.interim() => {

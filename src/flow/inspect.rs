@@ -10,13 +10,16 @@
 
 mod block;
 mod fields;
+mod keys;
 mod multipart;
 mod scan;
 
 use crate::config::routes;
 use crate::fault::{Fault, What};
+use crate::shared::prefix::Kind;
 use crate::span::Span;
 use fields::Fields;
+pub use keys::{BLOCK_BYTES, KeyRules, PAGE_IDS, TURN_BYTES};
 use multipart::Multipart;
 use scan::Scanner;
 
@@ -124,6 +127,7 @@ pub struct Inspector {
     scanner: Scanner,
     fields: Fields,
     multipart: Multipart,
+    keys: keys::Keys,
 }
 
 impl Default for Inspector {
@@ -135,11 +139,18 @@ impl Default for Inspector {
 impl Inspector {
     /// An inspector that reads nothing until [`Inspector::begin`].
     pub fn new() -> Self {
-        Inspector { form: Form::Unread, scanner: Scanner::new(), fields: Fields::new(), multipart: Multipart::new() }
+        Inspector {
+            form: Form::Unread,
+            scanner: Scanner::new(),
+            fields: Fields::new(),
+            multipart: Multipart::new(),
+            keys: keys::Keys::new(),
+        }
     }
 
     /// Prepares for a body of the given kind. `content_type` matters for multipart only.
     pub fn begin(&mut self, body: routes::Body, content_type: &[u8]) {
+        self.keys.begin(None);
         self.form = match body {
             routes::Body::None | routes::Body::Opaque => Form::Unread,
             routes::Body::Json(prompts) => {
@@ -154,6 +165,31 @@ impl Inspector {
         };
     }
 
+    /// Has a key made of the prompt of the body that [`Inspector::begin`] has just been called for.
+    pub fn want_key(&mut self, rules: KeyRules) {
+        self.keys.begin(Some(rules));
+    }
+
+    /// The prompt's key, once [`Inspector::hash`] has said that it is done: kind and symbols. Empty when there is no
+    /// prompt, or not a whole block of one.
+    pub fn key(&self) -> (Kind, &[u64]) {
+        self.keys.key()
+    }
+
+    /// Goes on with the key of the whole body, after [`Inspector::finish`]; whether it is done. When the body was
+    /// fed in pieces of at most [`TURN_BYTES`], the first call is the last one, but for prompts that displace others.
+    pub fn hash(&mut self, ask: &Ask, body: &[u8]) -> bool {
+        if !self.keys.is_wanted() || self.form != Form::Json {
+            return true;
+        }
+        match self.fields.source(body, body.len()) {
+            None => self.keys.none(),
+            Some(source) if !self.keys.advance(body, source) => return false,
+            Some(_) => self.keys.finish(ask, body),
+        }
+        true
+    }
+
     /// Reads on. `body` is all that has arrived so far, from its first byte on, wherever it lies by now.
     ///
     /// # Errors
@@ -162,7 +198,15 @@ impl Inspector {
     pub fn feed(&mut self, body: &[u8]) -> Result<(), Fault> {
         match self.form {
             Form::Unread => Ok(()),
-            Form::Json => self.scanner.feed(body, &mut self.fields),
+            Form::Json => {
+                self.scanner.feed(body, &mut self.fields)?;
+                if self.keys.is_wanted()
+                    && let Some(source) = self.fields.source(body, self.scanner.reached())
+                {
+                    self.keys.advance(body, source);
+                }
+                Ok(())
+            }
             Form::Multipart => self.multipart.feed(body),
         }
     }

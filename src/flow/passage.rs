@@ -2,6 +2,7 @@
 //!
 //! Takes nothing of its own, gives rooms the words in which they speak to each other. Never decides.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -10,6 +11,7 @@ use std::task::{Context, Poll};
 use crate::config::routes::{Answer as Answerer, Body, ROUTES};
 use crate::config::{ExtraRoute, HalfClose};
 use crate::fault::What;
+pub use crate::flow::inspect::KeyRules;
 use crate::flow::inspect::{Ask, Inspector};
 use crate::http1::{Method, RequestHead, ResponseHead};
 use crate::lane::Lane;
@@ -20,11 +22,22 @@ use crate::shared::memory::Held;
 use crate::shared::roster::Slot;
 
 /// A client's connection and what belongs to it while it lives.
-pub struct Client<C> {
+pub struct Client<C: Conn> {
     pub conn: C,
     pub peer: SocketAddr,
     /// The one deadline of the connection: each room sets it for the side that it waits for.
     pub timer: Timer,
+    /// An answer has begun that only a reset can mark as incomplete: one that ends with the connection.
+    pub fragile: Cell<bool>,
+}
+
+impl<C: Conn> Drop for Client<C> {
+    /// However the walk ends, by a panic too, an answer that broke off does not look whole.
+    fn drop(&mut self) {
+        if self.fragile.get() {
+            self.conn.reset();
+        }
+    }
 }
 
 /// What becomes of the client's connection.
@@ -32,10 +45,8 @@ pub struct Client<C> {
 pub enum Then {
     /// Another request may follow.
     Keep,
-    /// Everything was sent: close.
+    /// Everything was sent: say goodbye, let it arrive, close.
     Close,
-    /// Something was not read or not finished: say goodbye, let what was sent arrive, close.
-    Linger,
     /// The answer is incomplete: make that visible.
     Cut,
 }
@@ -49,7 +60,10 @@ impl<C: Conn> Client<C> {
 
     /// Whether the client is known to have left; wakes the task when it leaves.
     pub fn has_left<W: Wire<Conn = C>>(&self, lane: &Lane<W>, cx: &mut Context<'_>) -> bool {
-        lane.config.half_close == HalfClose::Abort && self.conn.poll_gone(cx).is_ready()
+        match lane.config.half_close {
+            HalfClose::Abort => self.conn.poll_gone(cx).is_ready(),
+            HalfClose::Serve => self.conn.poll_broken(cx).is_ready(),
+        }
     }
 
     /// Waits until the client has taken what was sent.
@@ -142,6 +156,8 @@ pub struct Request {
     pub answered_us: u64,
     /// Workers that were tried.
     pub avoid: Vec<Slot>,
+    /// Times it was given to a worker, or was going to be.
+    pub attempts: u32,
     /// Share of the process's memory for bodies.
     pub held: Option<Held>,
 }
@@ -164,6 +180,7 @@ impl Default for Request {
             started_us: 0,
             answered_us: 0,
             avoid: Vec::new(),
+            attempts: 0,
             held: None,
         }
     }
@@ -192,6 +209,7 @@ impl Request {
         self.complete = false;
         self.answered_us = 0;
         self.avoid.clear();
+        self.attempts = 0;
         self.held = None;
     }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use crate::config::routes::{self, ROUTES};
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Client, Request};
+use crate::flow::passage::{Client, KeyRules, Request};
 use crate::http1::{BodyLength, CONTINUE, Chunked, FieldKind, HeadLimits, Method, Parsed, request_id};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -128,6 +128,9 @@ async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &
     let kind = request.body_kind();
     let content_type = request.head.first(FieldKind::ContentType).map_or(&[][..], |s| s.of(&request.input));
     request.inspector.begin(kind, content_type);
+    if let Some(rules) = key_rules(lane, request) {
+        request.inspector.want_key(rules);
+    }
     let max = lane.config.max_payload_bytes;
     match request.head.body {
         BodyLength::None | BodyLength::Length(0) => Ok(()),
@@ -140,9 +143,23 @@ async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &
     }
 }
 
+/// How the prompt's key is made, if there is use for one: only what a worker computes a prompt for gets into its cache.
+fn key_rules<W: Wire>(lane: &Lane<W>, request: &Request) -> Option<KeyRules> {
+    let policy = lane.config.policy;
+    if !policy.wants_key() || !ROUTES.get(request.route).is_some_and(|route| route.prefills()) {
+        return None;
+    }
+    // Gateways that hash onto one ring must agree; who remembers prompts must not be told which ones to confuse.
+    let seed = if policy.wants_ring() { 0 } else { lane.shared.seed };
+    Some(KeyRules { seed, max_bytes: lane.config.routing.prefix_max_bytes })
+}
+
 fn too_large(max: u64) -> Fault {
     Fault::with(What::BodyTooLarge, format!("The limit is {max} bytes."))
 }
+
+/// Room that a body gets at once when it does not fit what is there; it is not claimed, so it is small.
+const FIRST_ROOM_BYTES: usize = BODY_TURN_BYTES;
 
 /// What lies behind `end` belongs to the next request.
 fn keep_rest<C: Conn>(client: &Client<C>, request: &mut Request, end: usize) {
@@ -187,14 +204,13 @@ async fn read_length<W: Wire>(
     }
     invite::<W>(client, request).await?;
     // A length is only a promise: memory, and the claim to it, follow the bytes, in steps that double.
-    let have = request.input.len();
-    request.input_mut().reserve((end - have).min(1 << 20));
     request.inspector.feed(&request.input[request.head_len..])?;
     let patience = lane.config.body_timeout.as_micros() as u64;
+    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     while request.input.len() < end {
         let missing = end - request.input.len();
-        hold(lane, request, request.input.len() - request.head_len + missing.min(BODY_TURN_BYTES))?;
-        client.timer.set(lane.wire.now_us() + patience);
+        make_room(lane, request, end)?;
+        client.timer.set((lane.wire.now_us() + patience).min(deadline));
         let input = request.input_mut();
         let n = poll_fn(|cx| {
             if let Poll::Ready(got) = client.conn.poll_fill(cx, input, missing.min(BODY_TURN_BYTES)) {
@@ -213,6 +229,19 @@ async fn read_length<W: Wire>(
     Ok(())
 }
 
+/// Makes room for more of a body that ends at `end`: doubles, but claims before it allocates, and no more than is
+/// to come.
+fn make_room<W: Wire>(lane: &Lane<W>, request: &mut Request, end: usize) -> Result<(), Fault> {
+    let (have, room) = (request.input.len(), request.input.capacity());
+    if room > have {
+        return Ok(());
+    }
+    let whole = (room * 2).max(FIRST_ROOM_BYTES).min(end);
+    hold(lane, request, whole - request.head_len.min(whole))?;
+    request.input_mut().reserve_exact(whole.max(have + 1) - have);
+    Ok(())
+}
+
 async fn read_chunked<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
@@ -222,6 +251,7 @@ async fn read_chunked<W: Wire>(
     let mut chunked = Chunked::new();
     let mut payload_end = request.head_len;
     let patience = lane.config.body_timeout.as_micros() as u64;
+    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     let mut invited = false;
     loop {
         let squeezed =
@@ -246,7 +276,7 @@ async fn read_chunked<W: Wire>(
             invited = true;
             invite::<W>(client, request).await?;
         }
-        client.timer.set(lane.wire.now_us() + patience);
+        client.timer.set((lane.wire.now_us() + patience).min(deadline));
         let chunk = more(lane, client, What::BodyTimeout).await?;
         request.input_mut().extend_from_slice(&chunk);
     }

@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use crate::fault::What;
+use crate::fault::{Fault, What};
 use crate::flow::passage::{Answer, Client, Outcome, Request, Stall, Then, give_back};
 use crate::http1::{self, AnswerBody, Chunked, Version};
 use crate::lane::Lane;
@@ -82,12 +82,15 @@ enum Event {
 }
 
 /// Passes the answer on to its last byte.
+///
+/// # Errors
+/// A fault of the worker that shows before the client has seen a byte.
 pub async fn relay<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     request: &mut Request,
     answer: Answer<W::Conn>,
-) -> Outcome<W::Conn> {
+) -> Result<Outcome<W::Conn>, Fault> {
     let Answer { conn, mut chunk, head_len } = answer;
     let old_client = request.head.version == Version::H10;
     let body = request.answer.body;
@@ -113,7 +116,7 @@ pub async fn relay<W: Wire>(
     let broken = |fault| Outcome { then: Then::Cut, conn: None, fault: Some(fault) };
     let mut piece = match first {
         Ok(piece) => piece,
-        Err(fault) => return broken(fault),
+        Err(_) => return Err(Fault::with(What::BadAnswer, "Its body breaks its own framing.")),
     };
     let mut excess = piece.len < chunk.len();
     drop(chunk);
@@ -121,6 +124,7 @@ pub async fn relay<W: Wire>(
     if !piece.done {
         conn.arm();
     }
+    client.fragile.set(until_close);
     client.send(lane, Outgoing::Heap(out));
     request.answered_us = lane.wire.now_us();
     let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
@@ -130,9 +134,9 @@ pub async fn relay<W: Wire>(
             Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => break,
             Event::WorkerEnded(_) => {
                 lane.count(Tally::Cuts, 1);
-                return cut(lane, client, until_close, What::Cut).await;
+                return Ok(cut(lane, client, until_close, What::Cut).await);
             }
-            Event::Fault(fault) => return broken(fault),
+            Event::Fault(fault) => return Ok(broken(fault)),
         };
         let taken = if unpack {
             let mut out = lane.buffers.take();
@@ -153,7 +157,7 @@ pub async fn relay<W: Wire>(
             Ok(p) => piece = p,
             Err(fault) => {
                 lane.count(Tally::Cuts, 1);
-                return cut(lane, client, until_close, fault).await;
+                return Ok(cut(lane, client, until_close, fault).await);
             }
         }
         if !piece.done {
@@ -165,17 +169,12 @@ pub async fn relay<W: Wire>(
     let conn = if reusable && collect(lane, &conn) { Some(conn) } else { None };
     if request.keep_alive {
         // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
-        return Outcome { then: Then::Keep, conn, fault: None };
+        return Ok(Outcome { then: Then::Keep, conn, fault: None });
     }
     let flushed = client.flush(lane).await;
-    let then = if flushed.is_err() {
-        Then::Cut
-    } else if until_close || request.complete {
-        Then::Close
-    } else {
-        Then::Linger
-    };
-    Outcome { then, conn, fault: flushed.err() }
+    client.fragile.set(flushed.is_err() && until_close);
+    let then = if flushed.is_err() { Then::Cut } else { Then::Close };
+    Ok(Outcome { then, conn, fault: flushed.err() })
 }
 
 /// Ends an answer that broke off. What arrived before the break is the client's, only the end is withheld: a

@@ -4,23 +4,31 @@
 //! the load from before it. Never awaits, reads no clock, does no I/O, and allocates only for a fault's text.
 //!
 //! A policy says who the candidates are (one file each); `Till::reserve` alone takes one of them: the minimum of
-//! (in-flight, processed, index), by compare-and-swap.
+//! (in-flight, processed, index), by compare-and-swap. What a worker's failures in a row weigh counts as in flight.
 
+mod bucket;
+mod cache_aware;
+mod consistent_hashing;
 mod least_load;
+mod manual;
+mod passthrough;
 mod power_of_two;
+mod prefix_hash;
 mod random;
 mod round_robin;
+mod target;
 
-use crate::config::{Policy, Role};
+use crate::config::{Policy, Role, Routing};
 use crate::fault::{Fault, What};
 use crate::lane::view::{self, CLOSED, PoolId, Reading, View};
 use crate::limits::RESERVE_TRIES;
 use crate::metrics::Tally;
 use crate::shared::Shared;
 use crate::shared::load::{LoadGuard, Word};
+use crate::shared::prefix::Kind;
 use crate::shared::roster::{Pool, Slot};
 use crate::shared::tallies;
-use crate::shared::vitals::Health;
+use crate::shared::vitals::{Health, Vital};
 
 /// Bytes of a client's model name that are repeated to it.
 const NAME_BYTES: usize = 128;
@@ -32,17 +40,50 @@ const DRAWS: usize = 16;
 pub struct Want<'a> {
     /// Model name as the client sent it; `None` when the request names none.
     pub model: Option<&'a [u8]>,
+    /// Any worker of the role will do, whatever it serves: the default model does not matter either.
+    pub anyone: bool,
     pub role: Role,
     pub policy: Policy,
+    pub routing: &'a Routing,
     /// Workers that are taken only if no other usable one exists: those that just failed this request.
     pub avoid: &'a [Slot],
+    /// The prompt's key, empty if it has none.
+    pub symbols: &'a [u64],
+    /// What its symbols stand for.
+    pub kind: Kind,
+    /// Sticky routing key, empty if there is none.
+    pub routing_key: &'a [u8],
+    /// The worker that a request with the secret names, by URL or by position in the pool.
+    pub target: Option<&'a [u8]>,
+    /// Bytes of the request's body.
+    pub length: usize,
 }
 
-/// Chooses a usable worker and reserves a place on it. `now_us` is any clock that does not run backwards.
+impl Default for Want<'_> {
+    /// Any regular worker, by the defaults of the option table.
+    fn default() -> Self {
+        Want {
+            model: None,
+            anyone: false,
+            role: Role::Regular,
+            policy: Policy::CacheAware,
+            routing: &Routing::DEFAULT,
+            avoid: &[],
+            symbols: &[],
+            kind: Kind::Text,
+            routing_key: &[],
+            target: None,
+            length: 0,
+        }
+    }
+}
+
+/// Chooses a usable worker and reserves a place on it. `now_us` is any clock that does not run backwards; the clocks
+/// of lanes should agree within a second, because they stamp what lanes share (sticky keys, prefixes).
 ///
 /// # Errors
 /// [`What::ModelUnknown`] when no worker serves the model, [`What::NoWorker`] when none of those that do is usable,
-/// or when some worker's models are not known yet.
+/// when some worker's models are not known yet, or when the worker that was named cannot serve.
 #[inline]
 pub fn choose(
     view: &mut View,
@@ -52,20 +93,26 @@ pub fn choose(
     tallies: &tallies::Lane,
 ) -> Result<LoadGuard, Fault> {
     view.refresh();
-    let Some(id) = view.find(want.model, want.role) else { return Err(unknown(view, want)) };
+    let found = if want.anyone { Some(view.everyone(want.role)) } else { view.find(want.model, want.role) };
+    let Some(id) = found else { return Err(unknown(view, want)) };
     let shared = view.shared();
+    let target = want.target.map(|named| target::find(view, id, named));
     let (pool, reading) = view.pool(id);
-    let mut field = Field { pool, reading, now_us, till: Till { shared, avoid: want.avoid, rng, tallies } };
-    let mut chosen = field.choose(want.policy);
-    if chosen.is_none() && !want.avoid.is_empty() {
-        field.till.avoid = &[];
-        chosen = field.choose(want.policy);
-    }
+    let mut field = Field { pool, reading, now_us, want, till: Till { shared, avoid: want.avoid, rng, tallies } };
+    let chosen = match target {
+        Some(at) => target::choose(&mut field, at),
+        None => field.choose().or_else(|| {
+            let tried = !std::mem::take(&mut field.till.avoid).is_empty();
+            if tried { field.choose() } else { None }
+        }),
+    };
     match chosen {
         Some(guard) => {
+            field.reading.totals.in_flight += 1;
             tallies.selected(guard.slot());
             Ok(guard)
         }
+        None if want.target.is_some() => Err(Fault::with(What::NoWorker, "The worker that was named cannot serve.")),
         None => Err(nobody(view, id)),
     }
 }
@@ -75,6 +122,7 @@ struct Field<'a> {
     pool: &'a Pool,
     reading: &'a mut Reading,
     now_us: u64,
+    want: &'a Want<'a>,
     till: Till<'a>,
 }
 
@@ -96,20 +144,50 @@ struct Candidates<'a> {
 }
 
 impl Field<'_> {
-    fn choose(&mut self, policy: Policy) -> Option<LoadGuard> {
-        match policy {
+    fn choose(&mut self) -> Option<LoadGuard> {
+        match self.want.policy {
+            Policy::CacheAware => cache_aware::choose(self),
             Policy::LeastLoad => least_load::choose(self),
             Policy::RoundRobin => round_robin::choose(self),
             Policy::Random => random::choose(self),
             Policy::PowerOfTwo => power_of_two::choose(self),
+            Policy::PrefixHash => prefix_hash::choose(self),
+            Policy::ConsistentHashing => consistent_hashing::choose(self),
+            Policy::Manual => manual::choose(self),
+            Policy::Bucket => bucket::choose(self),
+            Policy::Passthrough => passthrough::choose(self),
         }
+    }
+
+    /// A member's requests in flight with what its failures weigh; `None` when it may not be chosen now.
+    #[inline]
+    fn weight(&self, at: usize) -> Option<u32> {
+        let slot = self.pool.slots[at];
+        let Till { shared, avoid, .. } = self.till;
+        let word = view::weighed(shared.load.word(slot), shared.vitals.vital(slot));
+        (word != CLOSED && !avoid.contains(&slot)).then(|| Word(word).in_flight())
+    }
+
+    /// Whether a load is so far above the fleet's mean that affinity must give way. The mean is asked for only where
+    /// it can matter.
+    #[inline]
+    fn is_overload(&mut self, in_flight: u32) -> bool {
+        let routing = self.want.routing;
+        if in_flight <= routing.balance_abs {
+            return false;
+        }
+        let totals = self.reading.totals(&self.pool.slots, self.till.shared, self.now_us);
+        routing.exceeds(f64::from(in_flight), totals.mean())
+    }
+
+    /// Now in seconds, as what lanes share is stamped.
+    fn now_s(&self) -> u32 {
+        (self.now_us / 1_000_000) as u32
     }
 
     /// Whether a member may be chosen now.
     fn open(&self, at: usize) -> bool {
-        let slot = self.pool.slots[at];
-        let Till { shared, avoid, .. } = self.till;
-        shared.vitals.usable(slot) && !avoid.contains(&slot) && !shared.load.word(slot).is_full()
+        self.weight(at).is_some()
     }
 
     /// A random member that may be chosen and is not `but`, each with the same chance.
@@ -165,11 +243,12 @@ impl Till<'_> {
         let mut failures = 0;
         while let Some(at) = view::lowest(words, *start) {
             let (slot, era) = (slots[at], eras[at]);
-            if !self.shared.vitals.usable(slot) {
+            let vital = self.shared.vitals.vital(slot);
+            if !vital.usable() {
                 words[at] = CLOSED;
                 continue;
             }
-            let word = Word(words[at]);
+            let word = self.unweighed(slot, words[at], vital);
             let tries = if word.in_flight() == 0 { slots.len() + RESERVE_TRIES } else { RESERVE_TRIES };
             let reserved = if failures < tries {
                 load.reserve(slot, era, word)
@@ -179,7 +258,7 @@ impl Till<'_> {
             };
             match reserved {
                 Ok(guard) => {
-                    words[at] = view::reserved(word);
+                    words[at] = word.reserved().map_or(CLOSED, |next| view::weighed(next, vital));
                     return Some(guard);
                 }
                 Err(_) if failures >= tries => words[at] = CLOSED,
@@ -194,6 +273,18 @@ impl Till<'_> {
             }
         }
         None
+    }
+}
+
+impl Till<'_> {
+    /// The word of which `weighed` is what was compared; one that no slot has, if it has changed since.
+    #[inline]
+    fn unweighed(&self, slot: Slot, weighed: u64, vital: Vital) -> Word {
+        if vital.failures() == 0 {
+            return Word(weighed);
+        }
+        let word = self.shared.load.word(slot);
+        if view::weighed(word, vital) == weighed { word } else { Word(CLOSED) }
     }
 }
 
@@ -219,7 +310,9 @@ fn unknown(view: &View, want: &Want) -> Fault {
     if view.models().any(|model| model.as_bytes() == asked) {
         return Fault::with(What::NoWorker, format!("No {} worker serves model {name}.", want.role.name()));
     }
-    let what = if view.expects_models() { What::NoWorker } else { What::ModelUnknown };
+    // A worker that never says what it serves must not make every unknown name look like an outage.
+    let soon = view.expects_models() && !view.shared().readiness.waited();
+    let what = if soon { What::NoWorker } else { What::ModelUnknown };
     Fault::with(what, format!("Model: {name}"))
 }
 

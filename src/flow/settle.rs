@@ -2,7 +2,7 @@
 //!
 //! Takes an outcome, counts it, puts the worker's connection back; gives what becomes of the client's. Cannot fail.
 
-use crate::fault::What;
+use crate::fault::{What, Whose};
 use crate::flow::passage::{Outcome, Request, Then};
 use crate::lane::Lane;
 use crate::lane::wire::Wire;
@@ -14,6 +14,7 @@ pub fn settle<W: Wire>(lane: &Lane<W>, request: &mut Request, slot: Slot, era: u
     if let Some(conn) = outcome.conn {
         lane.pool.put(slot, era, conn, lane.wire.now_us());
     }
+    judge(lane, slot, outcome.fault.map_or(Ok(request.answer.status), Err));
     if let Some(fault) = outcome.fault {
         lane.tallies().fault(fault);
         if matches!(fault, What::ClientLeft | What::ClientStalled) {
@@ -24,12 +25,26 @@ pub fn settle<W: Wire>(lane: &Lane<W>, request: &mut Request, slot: Slot, era: u
     outcome.then
 }
 
+/// Notes how a worker did, for the choice of workers: answers of the classes 2xx to 4xx are good, 429 and 503 say that
+/// it has enough to do and nothing else, other 5xx are failures; so are faults that are its own.
+pub fn judge<W: Wire>(lane: &Lane<W>, slot: Slot, end: Result<u16, What>) {
+    let well = match end {
+        Ok(429 | 503) => return,
+        Ok(status) => status < 500,
+        Err(fault) if fault.row().whose == Whose::Worker => false,
+        Err(_) => return,
+    };
+    lane.shared.vitals.ended(slot, well);
+}
+
 /// Counts a request that ended with a status; 0 for one that was cut.
 pub fn count<W: Wire>(lane: &Lane<W>, request: &Request, status: u16) {
     let tallies = lane.tallies();
     let now = lane.wire.now_us();
-    let first = if request.answered_us == 0 { now } else { request.answered_us };
     tallies.request(request.route, status);
-    tallies.first_byte.observe_us(first.saturating_sub(request.started_us));
-    tallies.total.observe_us(now.saturating_sub(request.started_us));
+    // Only what a worker answered: the gateway's own answers and refusals take no time, and would hide that.
+    if request.answered_us != 0 {
+        tallies.first_byte.observe_us(request.answered_us.saturating_sub(request.started_us));
+        tallies.total.observe_us(now.saturating_sub(request.started_us));
+    }
 }

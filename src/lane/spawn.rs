@@ -8,7 +8,9 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use glommio::TaskQueueHandle;
 
@@ -18,9 +20,17 @@ pub struct Pulse {
     polls: Cell<u64>,
     panics: Cell<u64>,
     alive: Cell<usize>,
+    /// Some task of another queue is runnable.
+    aside: Arc<AtomicBool>,
 }
 
 impl Pulse {
+    /// Whether a task outside of the driver's queue was woken since the last call.
+    pub fn take_aside(&self) -> bool {
+        // Relaxed: set and taken on this thread; atomic only because a waker must be.
+        self.aside.load(Ordering::Relaxed) && self.aside.swap(false, Ordering::Relaxed)
+    }
+
     /// Polls so far.
     pub fn polls(&self) -> u64 {
         self.polls.get()
@@ -59,6 +69,40 @@ impl<F: Future<Output = ()>> Future for Counted<F> {
                 Poll::Ready(())
             }
         }
+    }
+}
+
+/// Starts a task in a queue beside the driver's: chores. Its wake-ups are noted, so that the driver gives way to
+/// other queues then, and only then.
+pub fn spawn_aside(pulse: &Rc<Pulse>, queue: TaskQueueHandle, future: impl Future<Output = ()> + 'static) {
+    pulse.aside.store(true, Ordering::Relaxed);
+    let aside = pulse.aside.clone();
+    let mut future = Box::pin(future);
+    let mut noted: Option<Waker> = None;
+    let mut inner: Option<Waker> = None;
+    spawn(
+        pulse,
+        queue,
+        std::future::poll_fn(move |cx| {
+            if inner.as_ref().is_none_or(|w| !w.will_wake(cx.waker())) {
+                inner = Some(cx.waker().clone());
+                noted = Some(Waker::from(Arc::new(Noted { aside: aside.clone(), task: cx.waker().clone() })));
+            }
+            let waker = noted.as_ref().expect("made above");
+            future.as_mut().poll(&mut Context::from_waker(waker))
+        }),
+    );
+}
+
+struct Noted {
+    aside: Arc<AtomicBool>,
+    task: Waker,
+}
+
+impl Wake for Noted {
+    fn wake(self: Arc<Self>) {
+        self.aside.store(true, Ordering::Relaxed);
+        self.task.wake_by_ref();
     }
 }
 

@@ -198,12 +198,16 @@ impl Timer {
         if entry.deadline_us <= now {
             return Poll::Ready(());
         }
+        let mut old = None;
         if entry.waker.as_ref().is_none_or(|w| !w.will_wake(cx.waker())) {
-            entry.waker = Some(cx.waker().clone());
+            old = entry.waker.replace(cx.waker().clone());
         }
         if entry.tick == NEVER && entry.deadline_us != NEVER {
             wheel.link(self.key);
         }
+        // Dropped after the borrow: a waker's drop may run code that comes back here.
+        drop(wheel);
+        drop(old);
         Poll::Pending
     }
 

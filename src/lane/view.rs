@@ -4,10 +4,12 @@
 //! lines. Never writes shared state but for saying which generation it has seen, and never allocates unless the
 //! roster moved.
 
-use crate::limits::{FRESH_FLEET, VIEW_AGE_US};
+use crate::limits::{FRESH_FLEET, IN_FLIGHT_BITS, MEAN_AGE_US, VIEW_AGE_US};
 use crate::shared::Shared;
 use crate::shared::load::Word;
+use crate::shared::prefix::{Found, Kind, TreeId, TreeKey};
 use crate::shared::roster::{Pool, Published, ROLES, Role, Slot, Worker};
+use crate::shared::vitals::Vital;
 
 /// The word of a member that cannot be chosen (not usable, or full): above every word that can.
 pub const CLOSED: u64 = u64::MAX;
@@ -51,14 +53,18 @@ impl View {
 
     #[cold]
     fn adopt(&mut self) {
-        let rotation = &self.shared.rotation;
+        let Shared { rotation, prefix, .. } = self.shared;
         let everyone = ROLES.map(|role| self.snapshot.everyone(role));
         self.readings = self
             .snapshot
             .pools
             .iter()
             .chain(everyone)
-            .map(|pool| Reading::new(pool.slots.len(), rotation.place(pool.model.as_deref(), pool.role)))
+            .map(|pool| {
+                let model = pool.model.as_deref();
+                let trees = [Kind::Text, Kind::Tokens].map(|kind| prefix.tree(TreeKey::new(model, pool.role, kind)));
+                Reading::new(pool.slots.len(), rotation.place(model, pool.role), trees)
+            })
             .collect();
         self.shared.roster.saw(self.lane, self.snapshot.generation);
     }
@@ -111,6 +117,11 @@ impl View {
         .map(PoolId)
     }
 
+    /// The pool of all workers of a role.
+    pub fn everyone(&self, role: Role) -> PoolId {
+        PoolId(self.snapshot.pools.len() + role as usize)
+    }
+
     /// A pool and this lane's reading of it.
     #[inline]
     pub fn pool(&mut self, id: PoolId) -> (&Pool, &mut Reading) {
@@ -129,22 +140,68 @@ impl Drop for View {
     }
 }
 
+/// What the open members of a pool have in flight together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub in_flight: u64,
+    pub open: u32,
+}
+
+impl Totals {
+    /// Requests in flight of the average open member.
+    #[inline]
+    pub fn mean(self) -> f64 {
+        self.in_flight as f64 / f64::from(self.open.max(1))
+    }
+}
+
 /// A lane's copy of one pool's load words, in pool order.
 pub struct Reading {
-    /// Where the pool's round-robin position lives.
+    /// Where the pool's shared positions and tables live (see [`crate::shared::rotation`]).
     pub place: usize,
-    /// Load words; [`CLOSED`] for who cannot be chosen.
+    /// The pool's prefix trees: of text and of token ids.
+    trees: [TreeId; 2],
+    /// Sums over the copy, kept up with what this lane reserves.
+    pub totals: Totals,
+    /// Load words, weighed by failures; [`CLOSED`] for who cannot be chosen.
     pub words: Box<[u64]>,
     /// Where the search among equals begins: 0 (so the lowest index wins) until this lane has lost a race.
     pub start: usize,
     read_us: u64,
+    /// Who has what of the prompt at hand: room for the answers of the tree.
+    pub found: Found,
     /// The copy must be read again before it is used, whatever its age.
     pub spoilt: bool,
 }
 
 impl Reading {
-    fn new(members: usize, place: usize) -> Self {
-        Reading { place, words: vec![CLOSED; members].into(), start: 0, read_us: 0, spoilt: true }
+    fn new(members: usize, place: usize, trees: [TreeId; 2]) -> Self {
+        Reading {
+            place,
+            trees,
+            totals: Totals::default(),
+            found: Found::default(),
+            words: vec![CLOSED; members].into(),
+            start: 0,
+            read_us: 0,
+            spoilt: true,
+        }
+    }
+
+    /// The pool's prefix tree for a kind of key.
+    pub fn tree(&self, kind: Kind) -> TreeId {
+        self.trees[usize::from(kind == Kind::Tokens)]
+    }
+
+    /// What the open members have in flight: from the copy, which is at most [`MEAN_AGE_US`] old, and fresh for small
+    /// fleets; what this lane has reserved since is in it.
+    #[inline]
+    pub fn totals(&mut self, slots: &[Slot], shared: &Shared, now_us: u64) -> Totals {
+        if slots.len() <= FRESH_FLEET || now_us.wrapping_sub(self.read_us) >= MEAN_AGE_US {
+            self.spoilt = true;
+            self.freshen(slots, shared, now_us);
+        }
+        self.totals
     }
 
     /// Reads the whole pool again if the copy is too old for its size; gives whether it did.
@@ -152,7 +209,7 @@ impl Reading {
     pub fn freshen(&mut self, slots: &[Slot], shared: &Shared, now_us: u64) -> bool {
         let due = self.spoilt || slots.len() <= FRESH_FLEET || now_us.wrapping_sub(self.read_us) >= VIEW_AGE_US;
         if due {
-            read(slots, shared, &mut self.words);
+            self.totals = read(slots, shared, &mut self.words);
             self.read_us = now_us;
             self.spoilt = false;
         }
@@ -160,14 +217,36 @@ impl Reading {
     }
 }
 
-/// Copies the words of `slots`, with [`CLOSED`] for who is not usable or is full.
+/// Copies the words of `slots`, weighed by failures, with [`CLOSED`] for who is not usable or is full; gives their sums,
+/// without the weights.
 #[inline]
-pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) {
+pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) -> Totals {
+    let mut totals = Totals::default();
     for (copy, &slot) in words.iter_mut().zip(slots) {
         let word = shared.load.word(slot);
-        *copy = if shared.vitals.usable(slot) && !word.is_full() { word.0 } else { CLOSED };
+        *copy = weighed(word, shared.vitals.vital(slot));
+        if *copy != CLOSED {
+            totals.in_flight += u64::from(word.in_flight());
+            totals.open += 1;
+        }
+    }
+    totals
+}
+
+/// A word as it is compared: with what the worker's failures weigh on top; [`CLOSED`] when it cannot be chosen.
+#[inline]
+pub fn weighed(word: Word, vital: Vital) -> u64 {
+    if !vital.usable() || word.is_full() {
+        return CLOSED;
+    }
+    match vital.weight(word.in_flight()) {
+        0 => word.0,
+        weight => Word::new(word.in_flight().saturating_add(weight).min(MOST_WEIGHED), word.processed()).0,
     }
 }
+
+/// Most in-flight requests that a weighed word says: one less than full.
+const MOST_WEIGHED: u32 = (1 << IN_FLIGHT_BITS) - 2;
 
 /// Place of the lowest word, searched from `start` around, so that the first of equals wins; `None` when all are
 /// [`CLOSED`] (or there are none).
@@ -213,18 +292,10 @@ fn first(words: &[u64], least: u64) -> Option<usize> {
     words[from..].iter().position(|&word| word == least).map(|at| from + at)
 }
 
-/// The word after a reservation, as the copy keeps it.
-#[inline]
-pub fn reserved(word: Word) -> u64 {
-    match word.reserved() {
-        Some(next) if !next.is_full() => next.0,
-        _ => CLOSED,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::vitals::Health;
 
     #[test]
     fn the_lowest_is_the_first_of_equals_from_the_start() {
@@ -260,9 +331,30 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_closes_with_the_last_place() {
-        let last = Word::new((1 << 24) - 2, 5);
-        assert_eq!(reserved(last), CLOSED);
-        assert_eq!(reserved(Word::new(1, 5)), Word::new(2, 6).0);
+    fn words_are_weighed_by_failures_and_closed_when_full() {
+        let shared = Shared::leak(1);
+        let vitals = &shared.vitals;
+        vitals.set_health(0, Health::Ready);
+        let weighed = |word| weighed(word, vitals.vital(0));
+        assert_eq!(weighed(Word::new(3, 5)), Word::new(3, 5).0);
+        assert_eq!(weighed(Word::new((1 << 24) - 1, 5)), CLOSED);
+        vitals.ended(0, false);
+        assert_eq!(weighed(Word::new(3, 5)), Word::new(19, 5).0);
+        assert_eq!(weighed(Word::new((1 << 24) - 3, 5)), Word::new((1 << 24) - 2, 5).0);
+        vitals.set_health(0, Health::Draining);
+        assert_eq!(weighed(Word::new(3, 5)), CLOSED);
+    }
+
+    #[test]
+    fn totals_are_of_the_open_members() {
+        let shared = Shared::leak(1);
+        for slot in 0..3 {
+            shared.vitals.set_health(slot, Health::Ready);
+        }
+        shared.vitals.ended(0, false);
+        let _held: Vec<_> = [0, 0, 1, 3].map(|slot| shared.load.reserve_unconditional(slot, 1)).into();
+        let totals = read(&[0, 1, 2, 3], shared, &mut [0; 4]);
+        assert_eq!((totals, totals.mean()), (Totals { in_flight: 3, open: 3 }, 1.0));
+        assert_eq!(Totals::default().mean(), 0.0);
     }
 }

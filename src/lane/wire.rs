@@ -67,6 +67,10 @@ pub trait Conn: 'static {
     /// without reading. Never ready otherwise.
     fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()>;
 
+    /// Ready once the connection is broken or closed in both directions, as far as that is known without sending;
+    /// a peer that only stopped sending is not enough.
+    fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()>;
+
     /// For a connection that should have nothing to say: whether it is still silent and open.
     fn is_silent(&self) -> bool;
 

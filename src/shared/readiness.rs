@@ -45,6 +45,11 @@ impl Readiness {
         self.0.store(word, Ordering::Relaxed);
     }
 
+    /// Whether the time that the start allows for first answers of workers is over.
+    pub fn waited(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & WAITED != 0
+    }
+
     /// The current counts.
     pub fn snapshot(&self) -> ReadinessView {
         let word = self.0.load(Ordering::Relaxed);

@@ -6,15 +6,16 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use crossbeam::utils::CachePadded;
 
 use super::Shared;
 use super::load::Load;
-use super::vitals::{Health, Vitals};
+use super::ring::{self, Ring};
+use super::vitals::Vitals;
 use crate::limits::MAX_WORKERS;
 
 /// Index of a worker in the load and vitals arrays; below [`crate::limits::MAX_WORKERS`].
@@ -58,8 +59,11 @@ pub struct Pool {
     pub slots: Box<[Slot]>,
     /// Their eras, in the same order.
     pub eras: Box<[u32]>,
+    /// Hashes of their URLs, in the same order.
+    names: Box<[u64]>,
     /// Members without an address, which cannot be chosen.
     pub unresolved: usize,
+    ring: OnceLock<Ring>,
 }
 
 impl Pool {
@@ -69,9 +73,24 @@ impl Pool {
             model: model.map(Box::from),
             role,
             slots: resolved.clone().map(|w| w.slot).collect(),
-            eras: resolved.map(|w| w.era).collect(),
+            eras: resolved.clone().map(|w| w.era).collect(),
+            names: resolved.map(|w| ring::hash(w.url.as_bytes())).collect(),
+            ring: OnceLock::new(),
             unresolved: members.filter(|w| w.addrs.is_empty()).count(),
         }
+    }
+}
+
+impl Pool {
+    /// The members on the ring of consistent hashing: made by control where a policy wants it, else at first use.
+    pub fn ring(&self) -> &Ring {
+        self.ring.get_or_init(|| Ring::new(&self.names))
+    }
+
+    /// Place of a worker among the members.
+    #[inline]
+    pub fn place(&self, slot: Slot, era: u32) -> Option<usize> {
+        self.slots.binary_search(&slot).ok().filter(|&at| self.eras[at] == era)
     }
 }
 
@@ -144,7 +163,7 @@ impl Snapshot {
     /// same role; of several models' minima the highest counts, so that no pool is flooded. Without a usable peer
     /// the whole role is asked, and without anybody there the count stays.
     ///
-    /// Control calls this before it sets the worker [`Health::Ready`].
+    /// Control calls this before it sets the worker [`super::vitals::Health::Ready`].
     pub fn welcome(&self, worker: &Worker, load: &Load, vitals: &Vitals) {
         let least = |pool: &Pool| {
             let peers = pool.slots.iter().filter(|&&slot| slot != worker.slot && vitals.usable(slot));
@@ -188,6 +207,8 @@ fn pools(workers: &[Arc<Worker>]) -> Box<[Pool]> {
 pub struct Roster {
     current: ArcSwap<Snapshot>,
     generation: AtomicU64,
+    /// Whether pools come with their rings.
+    rings: AtomicBool,
     /// Newest generation each lane has adopted; `u64::MAX` for a lane that has ended.
     seen: Box<[CachePadded<AtomicU64>]>,
 }
@@ -198,6 +219,7 @@ impl Roster {
         Roster {
             current: ArcSwap::from_pointee(Snapshot::default()),
             generation: AtomicU64::new(0),
+            rings: AtomicBool::new(false),
             seen: (0..lanes).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
@@ -214,12 +236,24 @@ impl Roster {
         self.current.load_full()
     }
 
+    /// From now on pools are published with their rings, so that no lane has to make one: at 2048 workers that takes
+    /// tens of milliseconds. For boot, when a policy wants rings.
+    pub fn make_rings(&self) {
+        self.rings.store(true, Ordering::Relaxed);
+    }
+
     /// Publishes a new list (control thread only); returns its generation. Ring the lanes' bells afterwards: a lane
     /// that is idle adopts it only when woken.
     pub fn publish(&self, workers: Vec<Arc<Worker>>) -> u64 {
         // Relaxed: this thread is the only writer.
         let generation = self.generation.load(Ordering::Relaxed) + 1;
-        self.current.store(Arc::new(Snapshot::new(generation, workers)));
+        let snapshot = Snapshot::new(generation, workers);
+        if self.rings.load(Ordering::Relaxed) {
+            for pool in snapshot.pools.iter().chain(&snapshot.everyone) {
+                pool.ring();
+            }
+        }
+        self.current.store(Arc::new(snapshot));
         // Release pairs with the acquire in `generation`.
         self.generation.store(generation, Ordering::Release);
         generation
@@ -276,7 +310,7 @@ impl Slots {
             }
             None => return None,
         };
-        shared.vitals.set_health(slot, Health::Pending);
+        shared.vitals.vacate(slot);
         let era = &mut self.eras[slot as usize];
         *era += 1;
         Some((slot, *era))
@@ -299,6 +333,7 @@ impl Slots {
 mod tests {
     use super::*;
     use crate::shared::load::Word;
+    use crate::shared::vitals::Health;
 
     fn worker(slot: Slot, role: Role, models: &[&str], resolved: bool) -> Arc<Worker> {
         Arc::new(Worker {

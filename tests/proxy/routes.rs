@@ -158,6 +158,24 @@ fn a_response_is_found_on_the_worker_that_holds_it() {
     assert!(asked.len() == 4 && asked.iter().sum::<u64>() == 4, "every worker is asked once: {asked:?}");
 }
 
+/// What any worker may answer does not depend on the default model: an id may be held by a worker of another one.
+#[test]
+fn the_default_model_is_for_prompts_only() {
+    let rig = Rig::with(Settings::default(), 2, |c| {
+        c.default_model = Some("a".into());
+        (c.workers[0].models, c.workers[1].models) = (vec!["a".into()], vec!["b".into()]);
+    });
+    let mut http = rig.http();
+    let made = http.post("/v1/responses", &json!({"input":"x","model":"b"})).expect(200).json();
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(http.ask("GET", &format!("/v1/responses/{id}"), &[], b"").expect(200).json()["id"], id);
+    http.post("/generate", &json!({"text":"no model"})).expect(200);
+    assert_eq!(rig.stats(0).paths.get("/generate"), Some(&1));
+    rig.fleet.engine(0).kill();
+    http.ask("GET", &format!("/v1/responses/{id}"), &[], b"").expect(200);
+    http.ask("GET", "/get_model_info", &[], b"").expect(200);
+}
+
 #[test]
 fn the_gateway_answers_for_itself() {
     let settings = Settings { api_key: Some("sk-worker".into()), ..Settings::default() };

@@ -4,9 +4,11 @@
 //! been checked. A member counts when its value is complete, so that the last of duplicates wins; wrong types are
 //! told at the end, for the same reason and because bad JSON goes first.
 
+use super::keys::Source;
 use super::{Ask, PromptKind};
 use crate::config::routes::{Body, ROUTES};
 use crate::fault::{Fault, What};
+use crate::shared::prefix::Kind;
 use crate::span::Span;
 
 /// Most prompt-bearing keys of one route.
@@ -81,6 +83,8 @@ pub(super) struct Fields {
     /// Objects and arrays deeper than this are no business of ours; the scanner asks before each call.
     watch: usize,
     current: Current,
+    /// Whether its value has begun and not ended.
+    is_open: bool,
     /// Where the current top-level value begins.
     value_at: usize,
     values: [Span; MEMBERS],
@@ -103,6 +107,7 @@ impl Fields {
             keys: &[],
             watch: 1,
             current: Current::Other,
+            is_open: false,
             value_at: 0,
             values: [Span::default(); MEMBERS],
             prompts: [Prompt::default(); MAX_PROMPT_KEYS],
@@ -177,6 +182,7 @@ impl Fields {
     pub(super) fn begins(&mut self, depth: usize, pos: usize, byte: u8) {
         if depth == 1 {
             self.value_at = pos;
+            self.is_open = true;
             self.watch = 1;
             match self.current {
                 Current::Prompt(_) => {
@@ -223,6 +229,7 @@ impl Fields {
     #[inline]
     pub(super) fn ends(&mut self, depth: usize, end: usize, body: &[u8]) {
         if depth == 1 {
+            self.is_open = false;
             let span = Span::new(self.value_at, end);
             match self.current {
                 Current::Member(member) => self.values[member as usize] = span,
@@ -297,9 +304,61 @@ impl Fields {
         Ok(ask)
     }
 
+    /// What the key is made of, as far as is known when the bytes up to `end` have been read: the prompt that counts,
+    /// or would if the body ended here. `end` leaves out the last byte of a value that has ended.
+    pub(super) fn source(&self, body: &[u8], end: usize) -> Option<Source> {
+        let known = self.prompts[..self.keys.len()].iter().position(|prompt| present(prompt.all, body));
+        let open = match self.current {
+            Current::Prompt(i) if self.is_open && body[self.value_at] != b'n' => Some(usize::from(i)),
+            _ => None,
+        };
+        match (known, open) {
+            (None, None) => None,
+            (known, Some(open)) if known.is_none_or(|known| open <= known) => {
+                let first = match self.prompt {
+                    Prompt { first, .. } if !first.is_empty() => Some((first.start as usize, Some(first.end()))),
+                    Prompt { items: 0, .. } => None,
+                    _ => Some((self.first_at, None)),
+                };
+                source(body, self.value_at, None, first, end)
+            }
+            (Some(known), _) | (None, Some(known)) => {
+                let prompt = &self.prompts[known];
+                let first = Some((prompt.first.start as usize, Some(prompt.first.end())));
+                let first = first.filter(|_| !prompt.first.is_empty());
+                source(body, prompt.all.start as usize, Some(prompt.all.end()), first, end)
+            }
+        }
+    }
+
     fn value(&self, member: Member, body: &[u8]) -> Option<Span> {
         let span = self.values[member as usize];
         present(span, body).then_some(span)
+    }
+}
+
+/// Where the bytes of a key lie, in a prompt from `start` on with (where it has any) a first element; `None` for an end
+/// that is still to come.
+fn source(
+    body: &[u8],
+    start: usize,
+    ended: Option<usize>,
+    first: Option<(usize, Option<usize>)>,
+    end: usize,
+) -> Option<Source> {
+    let text = |start, ended: Option<usize>| Source { kind: Kind::Text, start, end: ended.map_or(end, |e| e - 1) };
+    // Behind the bracket; the closing one ends the last id.
+    let ids = |start, ended: Option<usize>| Source { kind: Kind::Tokens, start: start + 1, end: ended.unwrap_or(end) };
+    if body[start] == b'"' {
+        return Some(text(start, ended));
+    }
+    let (at, first_ended) = first.filter(|_| body[start] == b'[')?;
+    match body[at] {
+        b'{' => Some(text(start, ended)),
+        b'"' => Some(text(at, first_ended)),
+        b'[' => Some(ids(at, first_ended)),
+        b'0'..=b'9' | b'-' => Some(ids(start, ended)),
+        _ => None,
     }
 }
 

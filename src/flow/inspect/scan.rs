@@ -122,6 +122,11 @@ impl Scanner {
         Ok(())
     }
 
+    /// Up to where bytes have been read, less the last one of a value that has just ended (a closing bracket, perhaps).
+    pub(super) fn reached(&self) -> usize {
+        if self.state == State::After { self.value_end - 1 } else { self.pos }
+    }
+
     /// Checks that the body has come to its end.
     pub(super) fn finish(&self, body: &[u8]) -> Stop {
         match self.state {

@@ -48,6 +48,17 @@ impl Chunk {
         self.end = self.end.min(self.start + n);
     }
 
+    /// The bytes as a vector; copies unless it is one already.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.store {
+            Store::Heap(mut v) if self.start == 0 => {
+                v.truncate(self.end);
+                v
+            }
+            _ => self.to_vec(),
+        }
+    }
+
     /// Whether it occupies one of the ring's buffers, of which there are few.
     pub fn is_lent(&self) -> bool {
         matches!(self.store, Store::Ring(_))

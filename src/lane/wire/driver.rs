@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::ring::Ring;
@@ -57,11 +57,29 @@ impl Driver {
     async fn run_tasks(&self) -> bool {
         for _ in 0..CYCLES {
             let before = self.pulse.polls();
-            glommio::executor().yield_task_queue_now().await;
+            if self.pulse.take_aside() {
+                glommio::executor().yield_task_queue_now().await;
+            } else {
+                // Within the queue: far cheaper, and enough while no other queue has anything to do.
+                yield_once().await;
+            }
             if self.pulse.polls() == before {
                 return true;
             }
         }
         false
     }
+}
+
+/// Lets every task of this queue run that is runnable now.
+async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
 }

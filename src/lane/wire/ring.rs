@@ -19,7 +19,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use slab::Slab;
 
 use super::bufring::{BufRing, GROUP, Lent};
-use super::chunk::Outgoing;
+use super::chunk::{Chunk, Outgoing};
 use crate::limits::{RECV_BUFFER_BYTES, RING_COMPLETIONS, RING_ENTRIES};
 
 /// `IORING_RECVSEND_POLL_FIRST`: wait for readiness before the first try.
@@ -28,8 +28,11 @@ const POLL_FIRST: u16 = 1;
 /// bytes and never the reset that came right behind them (about every second run of the tests' churn): whoever
 /// streams must also watch for the end, see `Socket`.
 const MULTISHOT: u16 = 2;
-/// Arrivals that may wait to be collected before a stream is stopped, so that a peer cannot fill our memory.
-const INBOX: usize = 4;
+/// Bytes that may wait to be collected before a stream is stopped, so that a peer cannot fill our memory.
+const INBOX_BYTES: usize = 64 * 1024;
+/// Buffers of the ring that a stream may hold while nobody collects; what comes then is copied, so that a few
+/// clients that are not being listened to cannot keep the lane's buffers.
+const INBOX_BUFFERS: usize = 2;
 /// `IORING_ENTER_GETEVENTS`: run deferred task work and make completions visible.
 const GETEVENTS: u32 = 1;
 /// Completions that nobody asks for (cancel, close).
@@ -130,15 +133,49 @@ struct Op {
     state: State,
     keep: Keep,
     /// What a stream received and nobody has collected.
-    inbox: VecDeque<(i32, Lent)>,
+    inbox: Inbox,
     /// A cancellation is on its way.
     stopping: bool,
 }
 
+/// Arrivals of a stream in their order.
+#[derive(Default)]
+struct Inbox {
+    lent: VecDeque<(Lent, usize)>,
+    /// What came behind them.
+    copied: Vec<u8>,
+    bytes: usize,
+}
+
+impl Inbox {
+    fn push(&mut self, lent: Lent, len: usize) {
+        self.bytes += len;
+        if self.copied.is_empty() && self.lent.len() < INBOX_BUFFERS {
+            self.lent.push_back((lent, len));
+        } else {
+            self.copied.extend_from_slice(&lent.bytes()[..len]);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Chunk> {
+        let chunk = match self.lent.pop_front() {
+            Some((lent, len)) => Chunk::lent(lent, len),
+            None if !self.copied.is_empty() => Chunk::heap(std::mem::take(&mut self.copied)),
+            None => return None,
+        };
+        self.bytes -= chunk.len();
+        Some(chunk)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
 /// What a stream gives.
 pub enum Arrival {
-    /// Bytes of a buffer; the stream goes on.
-    Bytes(Lent, usize),
+    /// Bytes; the stream goes on.
+    Bytes(Chunk),
     /// The stream's last completion: its result, and what it carried.
     Last(i32, Option<Lent>, Keep),
 }
@@ -153,6 +190,8 @@ struct Core {
     again: Vec<usize>,
     /// Streams with a full inbox, to be stopped.
     full: Vec<usize>,
+    /// Wakers of what ended between two turns.
+    late: Vec<Waker>,
     closed: bool,
 }
 
@@ -194,6 +233,7 @@ impl Ring {
                 grave: Vec::new(),
                 again: Vec::new(),
                 full: Vec::new(),
+                late: Vec::new(),
                 closed: false,
             }),
             buffers,
@@ -247,7 +287,7 @@ impl Ring {
         let mut core = self.core.borrow_mut();
         core.generation = core.generation.wrapping_add(1);
         let generation = core.generation;
-        let inbox = VecDeque::new();
+        let inbox = Inbox::default();
         let key = core.ops.insert(Op { generation, state: State::Quiet, keep, inbox, stopping: false }) as u32;
         let id = OpId { key, generation };
         self.push(&mut core, entry.user_data(id.user_data()));
@@ -263,11 +303,14 @@ impl Ring {
             }
             self.enters.set(self.enters.get() + 1);
             if let Err(e) = core.uring.submit() {
-                // Busy completion queue: the entries stay queued; room comes with the next reap.
                 assert!(
                     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)),
                     "io_uring_enter: {e}"
                 );
+                // A full completion queue: the entries stay queued until there is room in it.
+                let mut late = std::mem::take(&mut core.late);
+                self.reap(core, &mut late);
+                core.late = late;
             }
         }
     }
@@ -276,7 +319,7 @@ impl Ring {
     /// before 6.1 one receive. Without a buffer ring, one receive into a buffer of the heap's.
     pub fn stream(&self, fd: &Rc<Fd>) -> OpId {
         if self.buffers.is_none() {
-            return self.fill(fd, Vec::with_capacity(RECV_BUFFER_BYTES), RECV_BUFFER_BYTES, true);
+            return self.fill(fd, Vec::with_capacity(RECV_BUFFER_BYTES), RECV_BUFFER_BYTES, false);
         }
         let (flags, len) = match self.mode {
             Mode::Defer => (POLL_FIRST | MULTISHOT, 0),
@@ -294,11 +337,13 @@ impl Ring {
     pub fn poll_stream(&self, id: OpId, cx: &mut Context<'_>) -> Poll<Arrival> {
         let mut core = self.core.borrow_mut();
         let op = core.op(id);
-        if let Some((res, lent)) = op.inbox.pop_front() {
-            return Poll::Ready(Arrival::Bytes(lent, res as usize));
+        if let Some(chunk) = op.inbox.pop() {
+            return Poll::Ready(Arrival::Bytes(chunk));
         }
         let State::Done(res, flags) = op.state else {
-            let _old = op.ask(cx);
+            let old = op.ask(cx);
+            drop(core);
+            drop(old);
             return Poll::Pending;
         };
         let op = core.take(id);
@@ -342,7 +387,9 @@ impl Ring {
         if let State::Done(res, _) = op.state {
             return Poll::Ready(res);
         }
-        let _old = op.ask(cx);
+        let old = op.ask(cx);
+        drop(core);
+        drop(old);
         Poll::Pending
     }
 
@@ -396,7 +443,9 @@ impl Ring {
         let mut core = self.core.borrow_mut();
         let op = core.op(id);
         let State::Done(res, flags) = op.state else {
-            let _old = op.ask(cx);
+            let old = op.ask(cx);
+            drop(core);
+            drop(old);
             return Poll::Pending;
         };
         let op = core.take(id);
@@ -468,6 +517,7 @@ impl Ring {
         }
         let mut core = self.core.borrow_mut();
         self.enters.set(self.enters.get() + 1);
+        let wait = wait.filter(|_| core.late.is_empty());
         let entered = match wait {
             Some(time) => {
                 let time = types::Timespec::from(time);
@@ -488,6 +538,7 @@ impl Ring {
             );
         }
         self.reap(&mut core, woken);
+        woken.append(&mut core.late);
         let grave = std::mem::take(&mut core.grave);
         drop(core);
         if !grave.is_empty() {
@@ -520,8 +571,8 @@ impl Ring {
             if cqueue::more(cqe.flags()) {
                 let lent = self.lend(cqe.flags());
                 if let (Some(lent), false) = (lent, matches!(op.state, State::Orphan)) {
-                    op.inbox.push_back((cqe.result(), lent));
-                    if op.inbox.len() > INBOX && !op.stopping {
+                    op.inbox.push(lent, cqe.result().max(0) as usize);
+                    if op.inbox.bytes > INBOX_BYTES && !op.stopping {
                         full.push(key);
                     }
                     if let State::Wait(w) = std::mem::replace(&mut op.state, State::Quiet) {
@@ -593,6 +644,8 @@ impl Ring {
                 }
             }
         }
+        // Descriptors that the last round gave up are closed by the ring too.
+        self.turn(Some(Duration::ZERO), &mut woken);
         let mut core = self.core.borrow_mut();
         core.closed = true;
         let left = std::mem::take(&mut core.ops);

@@ -32,10 +32,14 @@ pub struct Socket {
     fd: Rc<Fd>,
     rx: Cell<Rx>,
     tx: Cell<Option<OpId>>,
+    /// What is armed is a stream of receives, not one.
+    streaming: Cell<bool>,
     /// A poll for the peer's end, armed with the first receive: a stream of receives can miss it.
     watch: Cell<Option<OpId>>,
     /// The poll has seen it: from now on receives are made one by one, up to the end.
     over: Cell<bool>,
+    /// Nothing more can be sent either.
+    broken: Cell<bool>,
     /// Received, but asked for later.
     kept: RefCell<Option<Chunk>>,
 }
@@ -52,15 +56,17 @@ impl Socket {
             fd: Fd::new(fd, ring),
             rx: Cell::new(Rx::Idle),
             tx: Cell::new(None),
+            streaming: Cell::new(false),
             watch: Cell::new(None),
             over: Cell::new(false),
+            broken: Cell::new(false),
             kept: RefCell::new(None),
         }
     }
 
     fn poll_armed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
         let (res, lent, keep) = match ready!(self.ring.poll_stream(id, cx)) {
-            Arrival::Bytes(lent, len) => return Poll::Ready(Ok(Chunk::lent(lent, len))),
+            Arrival::Bytes(chunk) => return Poll::Ready(Ok(chunk)),
             Arrival::Last(res, lent, keep) => (res, lent, keep),
         };
         self.rx.set(Rx::Idle);
@@ -90,6 +96,7 @@ impl Socket {
         let room = Vec::with_capacity(RECV_BUFFER_BYTES);
         let id = self.ring.fill(&self.fd, room, RECV_BUFFER_BYTES, false);
         self.rx.set(Rx::Armed(id));
+        self.streaming.set(false);
         id
     }
 
@@ -99,10 +106,22 @@ impl Socket {
             return Poll::Ready(());
         }
         let Some(id) = self.watch.get() else { return Poll::Pending };
-        let _ = ready!(self.ring.poll_op(id, cx));
+        let (events, _, _) = ready!(self.ring.poll_op(id, cx));
         self.watch.set(None);
+        if events < 0 {
+            // The kernel had no memory for it; the next receive asks again.
+            return Poll::Pending;
+        }
         self.over.set(true);
+        self.broken.set(events & i32::from(libc::POLLERR | libc::POLLHUP) != 0);
         Poll::Ready(())
+    }
+
+    /// Whether the connection broke, or was closed in both directions. After a half-close the ring's polls report
+    /// nothing but that (Linux reports it unasked), so a break that follows one shows at the next send.
+    fn poll_dead(&self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.poll_over(cx));
+        if self.broken.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Stops the stream for the sake of a fill. Ready when it has ended; the socket is idle then, unless there is
@@ -135,6 +154,7 @@ impl Conn for Socket {
                 return;
             }
             self.rx.set(Rx::Armed(self.ring.stream(&self.fd)));
+            self.streaming.set(true);
             if self.watch.get().is_none() {
                 self.watch.set(Some(self.ring.poll(&self.fd, libc::POLLRDHUP as u32)));
             }
@@ -149,7 +169,7 @@ impl Conn for Socket {
         match self.rx.get() {
             Rx::Armed(id) => {
                 let got = self.poll_armed(id, cx);
-                if got.is_ready() || self.poll_over(cx).is_pending() {
+                if got.is_ready() || !self.streaming.get() || self.poll_over(cx).is_pending() {
                     return got;
                 }
                 // The end is there: if the stream missed it, what follows is received one by one.
@@ -251,6 +271,11 @@ impl Conn for Socket {
     fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.arm();
         self.poll_over(cx)
+    }
+
+    fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.arm();
+        self.poll_dead(cx)
     }
 
     fn is_silent(&self) -> bool {

@@ -1,0 +1,135 @@
+//! Cache-aware: who has the longest part of the prompt in its cache, unless it is overloaded.
+//!
+//! Takes a field, gives a guard: on the least loaded of the workers that have the deepest part of the prompt, if that
+//! is more than the threshold's share of it; of those that have less, down to the threshold, if all above are
+//! overloaded; else on the least loaded of all. Whoever it is is reserved first and noted in the tree second, in every
+//! branch, so that a prompt that spills over has one more owner. Never notes a prompt without a whole block.
+//!
+//! In fleet mode (the peers' classic rule) no owner is passed over, but while the most and the least loaded worker
+//! differ by both thresholds everybody goes by least load. That takes a look at all words, so it costs more the
+//! larger the fleet is.
+
+use super::{Candidates, Field, least_load};
+use crate::config::BalanceMode;
+use crate::lane::view::{self, CLOSED};
+use crate::metrics::Tally;
+use crate::shared::load::{LoadGuard, Word};
+use crate::shared::prefix::{self, Guard, Inserted, MAX_FOUND};
+use crate::shared::roster::Slot;
+
+pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
+    if field.want.symbols.is_empty() {
+        let chosen = least_load::choose(field);
+        return count(field, chosen, Tally::DecisionShort);
+    }
+    let pinned = prefix::pin();
+    let (chosen, reason) = prefer(field, &pinned);
+    let chosen = chosen.or_else(|| least_load::choose(field));
+    if let Some(guard) = &chosen {
+        note(field, guard, &pinned);
+    }
+    count(field, chosen, reason)
+}
+
+fn count(field: &Field, chosen: Option<LoadGuard>, reason: Tally) -> Option<LoadGuard> {
+    if chosen.is_some() {
+        field.till.tallies.add(reason, 1);
+    }
+    chosen
+}
+
+/// An owner, or why there is none to be had.
+fn prefer(field: &mut Field, pinned: &Guard) -> (Option<LoadGuard>, Tally) {
+    if field.want.routing.balance_mode == BalanceMode::Fleet && is_imbalanced(field) {
+        return (None, Tally::DecisionImbalanced);
+    }
+    look_up(field, pinned);
+    // Fewer symbols are not worth a preference.
+    let least = field.want.routing.cache_threshold * field.want.symbols.len() as f64;
+    let mut from = 0;
+    let mut passed_over = false;
+    while let Some(holder) = field.reading.found.holders().get(from).copied() {
+        if f64::from(holder.depth) <= least {
+            break;
+        }
+        let mut level = Level::default();
+        while let Some(next) = field.reading.found.holders().get(from).filter(|h| h.depth == holder.depth).copied() {
+            passed_over |= level.admit(field, next.slot, next.era);
+            from += 1;
+        }
+        if let Some(guard) = level.reserve(field) {
+            return (Some(guard), Tally::DecisionHit);
+        }
+    }
+    (None, if passed_over { Tally::DecisionSpill } else { Tally::DecisionMiss })
+}
+
+fn look_up(field: &mut Field, pinned: &Guard) {
+    let tree = field.reading.tree(field.want.kind);
+    let (vitals, avoid) = (&field.till.shared.vitals, field.till.avoid);
+    let usable = |slot, _| vitals.usable(slot) && !avoid.contains(&slot);
+    field.till.shared.prefix.matched_in(tree, field.want.symbols, usable, &mut field.reading.found, pinned);
+}
+
+fn note(field: &Field, guard: &LoadGuard, pinned: &Guard) {
+    let tree = field.reading.tree(field.want.kind);
+    let (symbols, now) = (field.want.symbols, field.now_s());
+    let inserted = field.till.shared.prefix.insert_in(tree, symbols, guard.slot(), guard.era(), now, pinned);
+    if let Inserted::Refused(_) = inserted {
+        field.till.tallies.add(Tally::PrefixRefused, 1);
+    }
+}
+
+/// Whether the most loaded member exceeds the least loaded one by both thresholds.
+fn is_imbalanced(field: &mut Field) -> bool {
+    field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+    let words = field.reading.words.iter().filter(|&&word| word != CLOSED);
+    let loads = words.map(|&word| Word(word).in_flight());
+    let (least, most) = loads.fold((u32::MAX, 0), |(least, most), load| (least.min(load), most.max(load)));
+    least <= most && field.want.routing.exceeds(f64::from(most), f64::from(least))
+}
+
+/// Owners of equally much that are not overloaded.
+struct Level {
+    slots: [Slot; MAX_FOUND],
+    eras: [u32; MAX_FOUND],
+    words: [u64; MAX_FOUND],
+    len: usize,
+}
+
+impl Default for Level {
+    fn default() -> Self {
+        Level { slots: [0; MAX_FOUND], eras: [0; MAX_FOUND], words: [CLOSED; MAX_FOUND], len: 0 }
+    }
+}
+
+impl Level {
+    /// Takes an owner in, in slot order; whether it had to be passed over for its load.
+    fn admit(&mut self, field: &mut Field, slot: Slot, era: u32) -> bool {
+        // It may have gone, or not serve the model any more.
+        if field.pool.place(slot, era).is_none() {
+            return false;
+        }
+        let shared = field.till.shared;
+        let word = view::weighed(shared.load.word(slot), shared.vitals.vital(slot));
+        if word == CLOSED {
+            return false;
+        }
+        if field.want.routing.balance_mode == BalanceMode::Worker && field.is_overload(Word(word).in_flight()) {
+            return true;
+        }
+        let at = self.slots[..self.len].partition_point(|&s| s < slot);
+        self.slots.copy_within(at..self.len, at + 1);
+        self.eras.copy_within(at..self.len, at + 1);
+        self.words.copy_within(at..self.len, at + 1);
+        (self.slots[at], self.eras[at], self.words[at]) = (slot, era, word);
+        self.len += 1;
+        false
+    }
+
+    fn reserve(&mut self, field: &mut Field) -> Option<LoadGuard> {
+        let Level { slots, eras, words, len } = self;
+        let (slots, eras, words) = (&slots[..*len], &eras[..*len], &mut words[..*len]);
+        field.till.reserve(Candidates { slots, eras, words, start: &mut 0 })
+    }
+}
