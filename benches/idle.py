@@ -6,6 +6,9 @@ import socket
 import sys
 import time
 
+if len(sys.argv) not in (3, 4) or not all(arg.isdigit() for arg in sys.argv[1:]):
+    sys.exit(f"usage: {sys.argv[0]} PORT PID [CONNECTIONS=9000]\n"
+             "PORT: where a gateway listens on loopback; PID: its process; CONNECTIONS: how many are opened")
 port, pid, count = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 9000
 body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
 request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"

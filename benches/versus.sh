@@ -55,5 +55,11 @@ for ((r = 0; r < rounds; r++)); do
   round haproxy "$haproxy" 19103
   round corelane "$gateway" 19104
 done
-median() { awk -v name="$1" '$1 == name { print $4 }' "$work/rows" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-awk -v c="$(median corelane)" -v h="$(median haproxy)" 'BEGIN { printf "medians: corelane %.2f, haproxy %.2f us; ratio %.2f\n", c, h, c / h }'
+of() { # NAME: median, least and most; of an even number of rounds the median is the mean of the middle two
+  awk -v name="$1" '$1 == name { print $4 }' "$work/rows" | sort -n |
+    awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[1], v[NR] }'
+}
+awk -v c="$(of corelane)" -v h="$(of haproxy)" 'BEGIN {
+  split(c, C, " "); split(h, H, " ")
+  printf "medians: corelane %.2f (%.2f..%.2f), haproxy %.2f (%.2f..%.2f) us; ratio %.2f\n", C[1], C[2], C[3], H[1], H[2], H[3], C[1] / H[1]
+}'

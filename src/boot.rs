@@ -39,8 +39,9 @@ impl Gateway {
     /// One line for people: what failed and what to change.
     pub fn start(config: Config) -> Result<Gateway, String> {
         host::raise_nofile();
+        host::report_nofile();
         let cores = host::lane_cores(&config.cores)?;
-        host::probe_fds(cores.len())?;
+        host::try_files(cores.len())?;
         let mode = host::probe_ring()?;
         let config = Arc::new(config);
         let listeners = host::listen(&config, cores.len())?;
@@ -87,7 +88,7 @@ impl Gateway {
             admin = %gateway.admin,
             lanes = cores.len(),
             cores = ?cores,
-            control_core = ?control_core,
+            control_core = %control_core.map_or("none".to_owned(), |core| core.to_string()),
             ring = mode.name(),
             workers = gateway.config.workers.len(),
             "corelane serves"
@@ -173,6 +174,10 @@ pub fn run(config: Config) -> ExitCode {
         // Complaints about a log that nobody reads would be printed there, which panics.
         .log_internal_errors(false)
         .try_init();
+    host::raise_nofile();
+    if let Err(line) = host::try_files(0) {
+        return fail(&line);
+    }
     let signals = match Signals::install() {
         Ok(signals) => signals,
         Err(e) => return fail(&format!("signals cannot be handled: {e}")),

@@ -54,6 +54,7 @@ pub fn run(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
         return ExitCode::from(USAGE);
     };
     match first.as_str() {
+        "help" if !rest.is_empty() => run([&*rest[0], "--help"].map(std::ffi::OsString::from)),
         "--help" | "-h" | "help" => {
             say(&overview());
             ExitCode::SUCCESS

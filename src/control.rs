@@ -114,9 +114,16 @@ async fn serve(
     let epoch = Instant::now();
     let mut fleet = Fleet::new(shared);
     let trimming = tokio::spawn(prefix::keep_trimming(shared, config.routing, epoch));
-    let admin = tokio::spawn(admin::Admin::new(shared, fleet.bases()).serve(listener));
+    let admin = tokio::spawn(admin::Admin::new(shared, fleet.bases(), fleet.notes()).serve(listener));
     for spec in &config.workers {
-        welcome(&mut fleet, pace, &config, spec, &news);
+        welcome(&mut fleet, shared, pace, &config, spec, &news);
+    }
+    if is_open_with_keys(&config) {
+        tracing::warn!(
+            host = %config.host,
+            "clients are not authenticated, and whoever reaches this address uses the workers' api keys: keep it behind a \
+             firewall or a proxy that checks them"
+        );
     }
     fleet.settle();
     // Nobody waits for the answer when boot has given up meanwhile; `stop` ends this then.
@@ -148,8 +155,20 @@ async fn serve(
     admin.abort();
 }
 
+/// Whether anybody beyond this host may use the workers' keys.
+fn is_open_with_keys(config: &Config) -> bool {
+    !config.host.to_canonical().is_loopback() && config.workers.iter().any(|w| w.api_key.is_some())
+}
+
 /// Registers a worker and starts to look after it.
-fn welcome(fleet: &mut Fleet, pace: Pace, config: &Arc<Config>, spec: &WorkerSpec, news: &Inbox) {
+fn welcome(
+    fleet: &mut Fleet,
+    shared: &'static Shared,
+    pace: Pace,
+    config: &Arc<Config>,
+    spec: &WorkerSpec,
+    news: &Inbox,
+) {
     let registered =
         fleet.register(spec).and_then(|id| Endpoint::parse(&spec.url).map(|e| (id, e)).map_err(fleet::Refusal::BadUrl));
     let (id, endpoint) = match registered {
@@ -161,6 +180,7 @@ fn welcome(fleet: &mut Fleet, pace: Pace, config: &Arc<Config>, spec: &WorkerSpe
     };
     let tended = Tended {
         id,
+        shared,
         url: spec.url.as_str().into(),
         endpoint,
         api_key: spec.api_key.as_deref().map(Into::into),
@@ -180,6 +200,7 @@ type Inbox = mpsc::UnboundedSender<(Id, News)>;
 /// A worker as its task sees it.
 pub(crate) struct Tended {
     id: Id,
+    shared: &'static Shared,
     url: Box<str>,
     endpoint: Endpoint,
     api_key: Option<Box<str>>,
@@ -235,10 +256,9 @@ impl Tended {
         let _ = timeout(self.pace.learn_grace, answered.wait_for(|a| a.is_some_and(|a| a >= wanted))).await;
     }
 
-    /// Whether the worker has lately answered requests of clients, which counts as life whatever a probe says.
-    /// The place where the outcomes of requests come in once they are recorded by worker; until then: no.
-    fn answers_clients(&self) -> bool {
-        false
+    /// Requests of clients that the worker has answered well so far.
+    fn successes(&self) -> u64 {
+        fleet::successes(self.shared, self.id.slot)
     }
 
     async fn keep_resolving(&self) {
@@ -271,6 +291,29 @@ impl Tended {
                     sleep(self.pace.eager).await;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_doors_are_warned_of_only_where_there_are_keys() {
+        let mut config = Config::with_workers(vec![WorkerSpec::new("http://a:1")]);
+        for (host, key, warns) in [
+            ("0.0.0.0", None, false),
+            ("0.0.0.0", Some("k"), true),
+            ("::", Some("k"), true),
+            ("10.0.0.1", Some("k"), true),
+            ("127.0.0.1", Some("k"), false),
+            ("::1", Some("k"), false),
+            ("::ffff:127.0.0.1", Some("k"), false),
+        ] {
+            config.host = host.parse().expect("an address");
+            config.workers[0].api_key = key.map(str::to_owned);
+            assert_eq!(is_open_with_keys(&config), warns, "{host} {key:?}");
         }
     }
 }

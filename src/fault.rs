@@ -3,7 +3,7 @@
 //! Takes a [`What`], gives status, blame, error code and label. Never does I/O; a room that meets a
 //! fault returns it, and `flow` alone decides what the client sees of it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// The room in which the fault was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ faults! {
     HeadTimeout        = Receive  Client  408 "head_timeout"              false "The request head did not arrive in time.";
     BodyTimeout        = Receive  Client  408 "body_timeout"              false "The request body did not arrive in time.";
     ClientGone         = Receive  Client  0   "client_gone"               false "The client closed the connection.";
-    PathUnknown        = Inspect  Client  404 "not_found"                 false "No such route.";
-    MethodNotAllowed   = Inspect  Client  405 "method_not_allowed"        false "This route does not support the method.";
+    PathUnknown        = Receive  Client  404 "not_found"                 false "No such route.";
+    MethodNotAllowed   = Receive  Client  405 "method_not_allowed"        false "This route does not support the method.";
     BadJson            = Inspect  Client  400 "invalid_json"              false "The body is not valid JSON.";
     BadField           = Inspect  Client  400 "invalid_field"             false "A field of the body has the wrong type.";
     BadMultipart       = Inspect  Client  400 "invalid_multipart"         false "The body is not valid multipart/form-data.";
@@ -91,7 +91,6 @@ faults! {
     ConnectTimeout     = Dispatch Worker  504 "worker_connect_timeout"    true  "The worker did not accept the connection in time.";
     WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
-    AnswerTimeout      = Dispatch Worker  504 "worker_timeout"            false "The worker did not answer in time.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
     OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many request bytes as it is allowed to.";
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
@@ -101,6 +100,50 @@ faults! {
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
     ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading.";
     Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";
+}
+
+impl Where {
+    /// Lower-case name, as in the written table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Where::Receive => "receive",
+            Where::Inspect => "inspect",
+            Where::Route => "route",
+            Where::Dispatch => "dispatch",
+            Where::Relay => "relay",
+        }
+    }
+}
+
+impl Whose {
+    /// Lower-case name, as in the written table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Whose::Client => "client",
+            Whose::Worker => "worker",
+            Whose::Gateway => "gateway",
+        }
+    }
+}
+
+/// The table as the text of `tuning/faults.md`.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Faults\n\nWhat a client is told when its request fails here: the status, and the code as `error.code` of the body \
+         and as `X-Corelane-Error`. The code is also the label of `corelane_faults_total`. A status of – means that there \
+         is nothing left to answer, or that the answer has begun: the connection is cut. *Retried*: another worker may be \
+         tried, as long as the client has not seen a byte. Answers of workers, errors too, pass as they came and are \
+         none of these. Written from the table in `src/fault.rs` \
+         (`CORELANE_BLESS=1 cargo test faults_page_matches_the_table` rewrites this page).\n\n\
+         | code | status | whose | met in | retried | what the client reads |\n|---|---|---|---|---|---|\n",
+    );
+    for row in What::ALL.iter().map(|what| what.row()) {
+        let Row { code, at, whose, text, .. } = row;
+        let status = if row.status == 0 { "–".to_owned() } else { row.status.to_string() };
+        let (at, whose, retried) = (at.name(), whose.name(), if row.retry { "yes" } else { "" });
+        let _ = writeln!(page, "| `{code}` | {status} | {whose} | {at} | {retried} | {text} |");
+    }
+    page
 }
 
 /// One fault of one request.
@@ -145,6 +188,19 @@ impl std::error::Error for Fault {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn faults_page_matches_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tuning/faults.md");
+        if std::env::var_os("CORELANE_BLESS").is_some() {
+            std::fs::write(path, markdown()).expect("the page can be written");
+        }
+        let page = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            page == markdown(),
+            "tuning/faults.md is stale; CORELANE_BLESS=1 cargo test faults_page_matches_the_table rewrites it"
+        );
+    }
 
     #[test]
     fn codes_are_unique_and_statuses_are_errors() {

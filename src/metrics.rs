@@ -63,11 +63,12 @@ macro_rules! computed {
 computed! {
     BuildInfo        Gauge     "corelane_build_info"         ["version"]           "The running version; always 1.";
     Requests         Counter   "corelane_requests"           ["route", "status"]   "Finished requests by route (`other`: extra routes and unknown paths) and status (`cut`: broken off without one). Only what happened is shown.";
-    Faults           Counter   "corelane_faults"             ["code"]              "Faults met, by the code that the client is told.";
+    Faults           Counter   "corelane_faults"             ["code"]              "Faults met, by the code that the client is told, where it is told one.";
     FirstByte        Histogram "corelane_first_byte_seconds" []                    "Seconds from a request's first byte to its answer's first byte.";
     RequestSeconds   Histogram "corelane_request_seconds"    []                    "Seconds from a request's first byte to its answer's last byte.";
     WorkerInFlight   Gauge     "corelane_worker_inflight"    ["worker", "role"]    "Requests that the worker has now.";
     WorkerSelected   Counter   "corelane_worker_selected"    ["worker", "role"]    "Times the worker was chosen.";
+    WorkerResponses  Counter   "corelane_worker_responses"   ["worker", "role", "status"] "Answers of the worker that were passed on, by class of status; 429 and 503 (it has enough to do) stand alone, `cut`: broken off, by either side. Only what happened is shown.";
     WorkerUp         Gauge     "corelane_worker_up"          ["worker", "role"]    "1 while the worker may be given requests, else 0.";
     Workers          Gauge     "corelane_workers"            ["state"]             "Workers by what the probes think of them.";
     PrefixBytes      Gauge     "corelane_prefix_bytes"       []                    "Memory of the prefix trees, with what waits to be freed.";
@@ -104,7 +105,7 @@ lane_counters! {
     Accepted            "corelane_connections_accepted" ""                         "Client connections accepted.";
     HandedOver          "corelane_connections_handed_over" ""                      "Client connections given to a lane with fewer.";
     AcceptErrors        "corelane_accept_errors"       ""                          "Accepts that failed (descriptors or memory short).";
-    Connects            "corelane_upstream_connects"   ""                          "Connections opened to workers.";
+    Connects            "corelane_upstream_connects"   ""                          "Attempts to open a connection to a worker.";
     ConnectFailures     "corelane_upstream_connect_failures" ""                    "Connections to workers that could not be opened.";
     Reuses              "corelane_upstream_reuses"     ""                          "Requests sent on a pooled connection.";
     Replays             "corelane_upstream_replays"    ""                          "Requests repeated because a reused connection turned out dead.";
@@ -136,6 +137,22 @@ pub const STATUSES: [u16; 25] = [
     0, 200, 204, 206, 299, 304, 399, 400, 401, 403, 404, 405, 408, 413, 417, 422, 429, 431, 499, 500, 501, 502, 503,
     504, 599,
 ];
+
+/// Classes in which the answers of each worker are counted; few, because every lane has them for every slot.
+pub const WORKER_STATUSES: [&str; 7] = ["2xx", "3xx", "4xx", "429", "503", "5xx", "cut"];
+
+/// Place of a status in [`WORKER_STATUSES`]; 0 stands for an answer that was cut.
+pub fn worker_status_index(status: u16) -> usize {
+    match status {
+        0 => 6,
+        1..=299 => 0,
+        300..=399 => 1,
+        429 => 3,
+        400..=499 => 2,
+        503 => 4,
+        _ => 5,
+    }
+}
 
 /// Place of a status in [`STATUSES`]: its own, or that of its class.
 pub fn status_index(status: u16) -> usize {
@@ -252,5 +269,17 @@ mod tests {
             assert_eq!(status_label(STATUSES[status_index(status)]), label);
         }
         assert!(STATUSES.is_sorted());
+        for (status, label) in [
+            (0, "cut"),
+            (200, "2xx"),
+            (302, "3xx"),
+            (404, "4xx"),
+            (429, "429"),
+            (500, "5xx"),
+            (503, "503"),
+            (999, "5xx"),
+        ] {
+            assert_eq!(WORKER_STATUSES[worker_status_index(status)], label);
+        }
     }
 }

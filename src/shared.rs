@@ -26,7 +26,7 @@ pub struct Shared {
     pub roster: roster::Roster,
     /// In-flight and processed counts by slot. Writers: every lane, through [`load::Load`].
     pub load: load::Load,
-    /// Health by slot. Writers: control (probes), settle (breaker).
+    /// Health by slot. Writers: control (probes, pauses) and every lane (outcomes of requests).
     pub vitals: vitals::Vitals,
     /// Which worker has which prefix. Writers: route (inserts), control (trims, purges).
     pub prefix: prefix::Forest,

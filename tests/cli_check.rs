@@ -139,6 +139,25 @@ fn warnings_go_beside_the_verdict() {
 }
 
 #[test]
+fn cores_that_are_not_there_are_warned_of() {
+    let args = ["check", "--worker-urls", "http://w", "--cores", "1022-1023", "--control-core", "1021"];
+    let done = corelane(&args, &[]);
+    assert_eq!(done.status.code(), Some(0));
+    let warned = err(&done);
+    assert!(warned.contains("warning: --cores: this process may not use core 1022, 1023 of this host;"), "{warned}");
+    assert!(warned.contains("warning: --control-core: this process may not use core 1021 of this host;"), "{warned}");
+}
+
+#[test]
+fn the_most_headers_are_those_that_the_parser_takes() {
+    let most = corelane::http1::MAX_FIELDS;
+    for (headers, code) in [(most, 0), (most + 1, 2)] {
+        let done = corelane(&["check", "--worker-urls", "http://w", "--max-headers", &headers.to_string()], &[]);
+        assert_eq!(done.status.code(), Some(code), "{}", err(&done));
+    }
+}
+
+#[test]
 fn help_names_every_option_with_default_and_range() {
     for subcommand in ["serve", "check"] {
         let done = corelane(&[subcommand, "--help", "--no-such-flag"], &[]);
@@ -178,6 +197,9 @@ fn the_program_alone_explains_itself() {
     assert_eq!(asked.status.code(), Some(0));
     assert_eq!(out(&bare), out(&asked));
     assert!(out(&asked).contains("serve") && out(&asked).contains("check"));
+    assert_eq!(out(&corelane(&["help", "serve"], &[])), out(&corelane(&["serve", "--help"], &[])));
+    assert_eq!(out(&corelane(&["help"], &[])), out(&asked));
+    assert_eq!(corelane(&["help", "banana"], &[]).status.code(), Some(2));
     let version = corelane(&["--version"], &[]);
     assert_eq!(out(&version).trim(), concat!("corelane ", env!("CARGO_PKG_VERSION")));
     for (args, says) in [

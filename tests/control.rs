@@ -250,6 +250,34 @@ fn thresholds_flip_a_worker_out_and_in_and_its_models_are_learnt_anew() {
 }
 
 #[test]
+fn who_answers_clients_is_alive_unless_it_says_otherwise() {
+    let worker = Script::healthy("m");
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    (config.health_timeout, config.health_failures) = (Duration::from_millis(10), 20);
+    let plane = Plane::start(config);
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+    let (slot, lane) = (plane.worker(&worker.url).slot, plane.shared.tallies.lane(0));
+    worker.does("/health", Deed::Silence);
+    let before = worker.times("/health");
+    eventually("many misses", || {
+        lane.worker_response(slot, 200);
+        worker.times("/health") > before + 30
+    });
+    assert_eq!(plane.health(&worker.url), Health::Ready, "it has no time for probes because it works");
+    eventually("out, since its answers are failures", || {
+        lane.worker_response(slot, 500);
+        plane.health(&worker.url) == Health::Unhealthy
+    });
+    worker.on("/health", 200, "");
+    eventually("ready again", || plane.health(&worker.url) == Health::Ready);
+    worker.on("/health", 503, "");
+    eventually("out, since it says so", || {
+        lane.worker_response(slot, 200);
+        plane.health(&worker.url) == Health::Unhealthy
+    });
+}
+
+#[test]
 fn single_misses_do_not_flip() {
     let worker = Script::healthy("m");
     let mut config = config(vec![spec(&worker.url, Role::Regular)]);
@@ -447,10 +475,14 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
     let second = &list["workers"][1];
     let want = serde_json::json!({
         "id": second["id"], "url": worker.url, "role": "decode", "models": ["m"], "state": "ready",
-        "in_flight": 0, "selected_total": 2,
+        "in_flight": 0, "selected_total": 2, "reason": "its probes succeed", "failures_in_row": 0,
+        "last_probe_ms_ago": second["last_probe_ms_ago"],
     });
     assert_eq!(*second, want);
     assert_ne!(list["workers"][0]["id"], second["id"]);
+    assert!(second["last_probe_ms_ago"].as_u64().is_some_and(|ms| ms < 20_000), "{second}");
+    let (status, head, body) = plane.get("/readiness");
+    assert!(status == 200 && head.contains("application/json") && body.contains(r#""usable":2"#), "{head}\n{body}");
 
     assert_eq!(plane.get("/health").0, 200);
     for (method, path, status, code) in [
@@ -498,13 +530,18 @@ fn removed_workers_vanish_and_old_counts_are_not_inherited() {
     // What an earlier tenant of the first slots left behind.
     for slot in 0..4 {
         shared.tallies.lane(1).selected(slot);
+        shared.tallies.lane(1).worker_response(slot, 200);
     }
     let mut fleet = Fleet::new(shared);
     let page = Exposition::new(shared, fleet.bases());
     let a = fleet.register(&spec("http://10.0.0.1:1", Role::Regular)).unwrap();
     let b = fleet.register(&spec("http://10.0.0.2:1", Role::Regular)).unwrap();
     assert_eq!(fleet.register(&spec("http://10.0.0.2:1", Role::Regular)), Err(Refusal::Known));
-    assert!(matches!(fleet.register(&spec("ftp://x", Role::Regular)), Err(Refusal::BadUrl(_))));
+    for (url, says) in [("ftp://x", "unknown scheme"), ("http://", "host"), ("http://u:key@x", "user info")] {
+        let refusal = fleet.register(&spec(url, Role::Regular)).unwrap_err();
+        let line = refusal.to_string();
+        assert!(matches!(refusal, Refusal::BadUrl(_)) && line.contains(says) && !line.contains("key@"), "{line}");
+    }
     assert_eq!(shared.roster.generation(), 0, "nothing is published before the batch is complete");
     fleet.settle();
     assert_eq!(shared.roster.generation(), 1);
@@ -514,6 +551,15 @@ fn removed_workers_vanish_and_old_counts_are_not_inherited() {
     let samples = parse(&page.text());
     assert_eq!(samples[&series("http://10.0.0.1:1")], 0.0);
     assert_eq!(samples[&series("http://10.0.0.2:1")], 1.0);
+    assert!(!samples.keys().any(|s| s.starts_with("corelane_worker_responses")), "only what this tenant answered");
+    for (lane, status) in [(0, 200), (1, 201), (0, 429), (1, 0)] {
+        shared.tallies.lane(lane).worker_response(b.slot, status);
+    }
+    let samples = parse(&page.text());
+    for (status, n) in [("2xx", 2.0), ("429", 1.0), ("cut", 1.0)] {
+        let labels = format!(r#"worker="http://10.0.0.2:1",role="regular",status="{status}""#);
+        assert_eq!(samples[&format!("corelane_worker_responses_total{{{labels}}}")], n);
+    }
 
     assert!(fleet.remove(a) && !fleet.remove(a));
     fleet.apply(a, News::Health(Health::Ready, "late news".into()));

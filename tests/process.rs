@@ -397,7 +397,7 @@ fn a_lack_of_locked_memory_is_named() {
 
 #[test]
 fn a_lack_of_descriptors_at_start_is_named() {
-    for few in [8, 12, 16, 20, 24, 28, 32] {
+    for few in 7..40 {
         let mut args = serve_args(&[NOBODY], &["--log-level", "error"]);
         let core = mask()[0].to_string();
         args.extend(["--cores", &core]);
@@ -418,6 +418,8 @@ fn a_lack_of_descriptors_at_start_is_named() {
         assert!(!log.contains("panicked"), "with {few}: {log}");
         assert_eq!(status.code(), Some(1), "with {few}: {status} {log}");
         assert!(log.starts_with("corelane: ") && !log.contains('\n'), "with {few}: {log}");
+        // Whatever ran out of them, the advice is about them.
+        assert!(!log.contains("Too many open files") || log.contains("LimitNOFILE="), "with {few}: {log}");
     }
 }
 
@@ -449,6 +451,33 @@ fn few_descriptors_refuse_connections_and_nothing_else() {
     until("everybody has left", || metric(admin, "corelane_lane_connections{") == 0.0);
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.end().code(), Some(0));
+}
+
+/// A probe that could not be made for want of a descriptor says nothing of the worker.
+#[test]
+fn workers_stay_usable_while_descriptors_are_short() {
+    let (_worker, url) = worker(0, &[]);
+    let cores = two_cores();
+    let more = ["--health-check-interval-secs", "0.1", "--health-failure-threshold", "1", "--cores", &cores];
+    let mut command = command(&serve_args(&[&url], &more));
+    limit(&mut command, rustix::process::Resource::Nofile, 64);
+    let mut gateway = Process::start(command);
+    let address = gateway.announced("address");
+    ready(address);
+    let mut inside = TcpStream::connect(address).unwrap();
+    inside.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut ask = || {
+        inside.write_all(b"GET /readiness HTTP/1.1\r\nhost: corelane\r\n\r\n").unwrap();
+        let mut piece = [0; 4096];
+        let n = inside.read(&mut piece).unwrap();
+        String::from_utf8_lossy(&piece[..n]).into_owned()
+    };
+    assert!(ask().starts_with("HTTP/1.1 200"));
+    let _crowd: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    gateway.line("probe not made");
+    std::thread::sleep(Duration::from_millis(500));
+    let answer = ask();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 /// Makes system calls of one number fail with EPERM.

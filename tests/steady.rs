@@ -141,7 +141,7 @@ fn wait_ready(gateway: &Gateway) {
 #[test]
 fn a_small_request_allocates_nothing_after_warm_up() {
     let worker = start_worker();
-    for policy in [Policy::RoundRobin, Policy::LeastLoad, Policy::Random, Policy::PowerOfTwo] {
+    for policy in [Policy::RoundRobin, Policy::LeastLoad, Policy::Random, Policy::PowerOfTwo, Policy::CacheAware] {
         let gateway = Gateway::start(config(worker, policy)).unwrap();
         wait_ready(&gateway);
         let mut clients: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(gateway.address()).unwrap()).collect();

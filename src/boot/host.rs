@@ -4,7 +4,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -18,11 +20,33 @@ pub fn raise_nofile() {
     if now.current != now.maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
     }
+}
+
+/// Says how many there are.
+pub fn report_nofile() {
     let limit = getrlimit(Resource::Nofile).current;
-    tracing::info!(open_files = ?limit, "descriptor limit");
+    let shown = limit.map_or("unlimited".to_owned(), |n| n.to_string());
+    tracing::info!(open_files = %shown, "descriptor limit");
     if limit.is_some_and(|n| n < 8192) {
         tracing::warn!("fewer than 8192 open files are allowed: raise LimitNOFILE= (systemd) or ulimit -Hn");
     }
+}
+
+/// Descriptors that a gateway without a single connection needs, and those of each of its lanes: generously counted.
+const OWN_FILES: usize = 16;
+const LANE_FILES: usize = 8;
+/// What to change where there are too few.
+const RAISE_FILES: &str = "descriptors are short: raise LimitNOFILE= (systemd) or ulimit -n";
+
+/// Opens as many descriptors as the start will need and closes them, to fail before anything serves: some of the
+/// parts panic without.
+pub fn try_files(lanes: usize) -> Result<(), String> {
+    let mut spare: Vec<OwnedFd> = Vec::new();
+    for _ in 0..OWN_FILES + LANE_FILES * lanes {
+        let made = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from);
+        spare.push(made.map_err(|e| format!("too few files may be open ({e}): {RAISE_FILES}"))?);
+    }
+    Ok(())
 }
 
 /// Cores of this process's affinity mask, in order.
@@ -60,25 +84,6 @@ pub fn control_core(asked: Option<usize>, lanes: &[usize]) -> Result<Option<usiz
     }
 }
 
-/// Descriptors that are still to come besides those of the lanes: the control thread and a probe (5, measured).
-const BASE_FDS: usize = 8;
-/// Descriptors of a lane before its first connection: rings, eventfds, listener, bell (7, measured).
-const LANE_FDS: usize = 8;
-
-/// Tries whether the descriptors for a start are there: what glommio makes of their lack is a panic.
-pub fn probe_fds(lanes: usize) -> Result<(), String> {
-    let need = BASE_FDS + lanes * LANE_FDS;
-    let tried: io::Result<Vec<_>> = (0..need)
-        .map(|_| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(io::Error::from))
-        .collect();
-    match tried {
-        Ok(_) => Ok(()),
-        Err(e) => {
-            Err(format!("{need} file descriptors are needed to start ({e}): raise LimitNOFILE= (systemd) or ulimit -n"))
-        }
-    }
-}
-
 /// Makes a ring and drops it, to fail before anything serves.
 pub fn probe_ring() -> Result<Mode, String> {
     try_calls().map_err(explain_ring)?;
@@ -101,13 +106,13 @@ fn try_calls() -> io::Result<()> {
 /// What to change where a ring cannot be made.
 pub fn explain_ring(e: io::Error) -> String {
     let why = match e.raw_os_error() {
-        Some(libc::ENOSYS) => "this kernel has none: Linux 5.15 or newer is needed, 6.1 or newer is best",
+        Some(libc::ENOSYS) => "this kernel has none: Linux 5.19 or newer is needed, 6.1 or newer is best",
         Some(libc::EPERM | libc::EACCES) => {
             "it is forbidden here: set sysctl kernel.io_uring_disabled=0, or allow io_uring_setup, io_uring_enter and \
              io_uring_register in the container's seccomp profile"
         }
         Some(libc::ENOMEM) => "locked memory is short: raise LimitMEMLOCK= (systemd) or ulimit -l to 64 MiB or more",
-        Some(libc::EMFILE | libc::ENFILE) => "descriptors are short: raise LimitNOFILE= (systemd) or ulimit -n",
+        Some(libc::EMFILE | libc::ENFILE) => RAISE_FILES,
         _ => "see the error",
     };
     format!("io_uring cannot be used ({e}): {why}")
@@ -120,6 +125,7 @@ pub fn listen(config: &Config, lanes: usize) -> Result<Vec<TcpListener>, String>
         let why = match e.raw_os_error() {
             Some(libc::EADDRINUSE) => "another process listens there: stop it, or change --port",
             Some(libc::EACCES) => "the port needs a privilege: use one above 1023, or grant CAP_NET_BIND_SERVICE",
+            Some(libc::EMFILE | libc::ENFILE) => RAISE_FILES,
             Some(libc::EADDRNOTAVAIL) => "no interface of this host has the address: change --host",
             _ => "change --host or --port",
         };
@@ -154,7 +160,7 @@ mod tests {
     #[test]
     fn a_ring_that_fails_says_what_to_change() {
         for (number, fix) in [
-            (libc::ENOSYS, "Linux 5.15 or newer"),
+            (libc::ENOSYS, "Linux 5.19 or newer"),
             (libc::EPERM, "kernel.io_uring_disabled"),
             (libc::EACCES, "seccomp"),
             (libc::ENOMEM, "LimitMEMLOCK="),

@@ -103,7 +103,7 @@ fn sift(command: &Command, args: &[String]) -> (Vec<String>, Vec<Mistake>) {
     let mut rest = args.iter().peekable();
     while let Some(arg) = rest.next() {
         if arg == "--" || !looks_like_flag(arg) {
-            mistakes.push(stray(arg));
+            mistakes.push(stray(command, arg));
             continue;
         }
         if matches!(arg.as_str(), "--help" | "-h") {
@@ -118,6 +118,12 @@ fn sift(command: &Command, args: &[String]) -> (Vec<String>, Vec<Mistake>) {
             && let Some(value) = rest.next_if(|next| !looks_like_flag(next))
         {
             values.push(value.clone());
+        }
+        if long.is_some_and(Arg::is_require_equals_set)
+            && attached.is_none()
+            && let Some(value) = rest.next_if(|next| matches!(next.as_str(), "true" | "false" | "1" | "0"))
+        {
+            mistakes.push(belongs_to_no_flag(value, format!("write {name}={value}")));
         }
         match long {
             None => mistakes.push(unknown(command, name)),
@@ -143,8 +149,16 @@ fn most_values(arg: &Arg) -> usize {
     }
 }
 
-fn stray(arg: &str) -> Mistake {
-    let fix = "values follow their flag; see --help";
+fn stray(command: &Command, arg: &str) -> Mistake {
+    let takes_file = command.get_arguments().any(|a| a.get_id() == CONFIG_FLAG);
+    let fix = match takes_file && arg.ends_with(".toml") {
+        true => format!("did you mean --{CONFIG_FLAG} {arg}?"),
+        false => "values follow their flag; see --help".to_owned(),
+    };
+    belongs_to_no_flag(arg, fix)
+}
+
+fn belongs_to_no_flag(arg: &str, fix: String) -> Mistake {
     Mistake::new(Origin::Flag(quote(arg)), "this argument belongs to no flag", fix)
 }
 

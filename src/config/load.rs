@@ -156,6 +156,10 @@ impl Join {
                 self.mistakes.push(wrong.at(&worker.origin, "worker"));
             }
         }
+        for worker in all.iter().filter(|w| w.value.url.ends_with("/v1")) {
+            let what = format!("{} ends in /v1: requests would go to /v1/v1/…", worker.value.url);
+            self.warnings.push(Wrong::new(what, "leave /v1 out").at(&worker.origin, "url"));
+        }
         if all.len() > MAX_WORKERS {
             let what = format!("{} workers are more than one process can serve", all.len());
             self.mistakes.push(Mistake::new(origin.clone(), what, format!("give at most {MAX_WORKERS}")));
@@ -327,6 +331,9 @@ mod tests {
         let told = bad(&["stray", "--port", "1", "2", "-x", "--disable-retries", "true", W[0], W[1]], &[], None);
         assert_eq!(told.iter().filter(|m| m.contains("belongs to no flag")).count(), 3, "{told:#?}");
         assert!(told.iter().any(|m| m.starts_with("-x: no such flag")), "{told:#?}");
+        assert!(told.iter().any(|m| m.ends_with("write --disable-retries=true")), "{told:#?}");
+        let told = bad(&["a/good.toml"], &[], None);
+        assert!(told[0].ends_with("belongs to no flag; did you mean --config a/good.toml?"), "{told:#?}");
     }
 
     #[test]
@@ -350,6 +357,7 @@ mod tests {
                 "c.toml:4:6: path: /x/y overlaps with /x/* at c.toml:2:6",
             ),
             ("a = = 1", "c.toml:1:5: no TOML"),
+            ("port = 1\nport = 2", "c.toml:2:1: no TOML: duplicate key \"port\"; correct the syntax"),
             ("ä = 1\n", "c.toml:1:1: no TOML"),
         ] {
             let told = bad(&[], &[], Some(file));
@@ -385,7 +393,11 @@ mod tests {
         assert!(told(&["--prometheus-port", "30000"])[0].starts_with("--prometheus-port: port and"));
         let both_wide = ["--port", "29000", "--host", "::", "--prometheus-host", "0.0.0.0"];
         assert!(told(&both_wide)[0].contains("give them different ports"));
-        assert!(told(&["--max-payload-size", "5GiB"])[0].starts_with("--max-payload-size: a body of"));
+        let too_small = ["--max-payload-size", "4095MiB", "--body-memory", "4GiB"];
+        good(&[&W[..], &too_small].concat(), &[], None);
+        let too_small = ["--max-payload-size", "2GiB", "--body-memory", "1GiB"];
+        assert!(told(&too_small)[0].starts_with("--max-payload-size: a body of"));
+        assert!(told(&["--max-payload-size", "4GiB"])[0].contains("out of range; give a size from 1KiB to 4095MiB"));
         assert!(told(&["--body-memory", "100MiB"])[0].starts_with("--body-memory: a body of"));
         for fine in [&["--port", "0", "--prometheus-port", "0"][..], &["--port", "29000", "--host", "10.0.0.1"]] {
             good(&[&W[..], fine].concat(), &[], None);
@@ -400,6 +412,10 @@ mod tests {
         };
         assert!(warned(&["--pool-idle-ms", "4501"], &[]).starts_with("--pool-idle-ms: 4501 ms is close to"));
         assert!(warned(&["--cores", "0-1", "--control-core", "1"], &[]).contains("core 1 is a lane's too"));
+        assert_eq!(
+            warned(&["--worker-urls", "http://b:1/x/v1/"], &[]),
+            "--worker-urls: http://b:1/x/v1 ends in /v1: requests would go to /v1/v1/…; leave /v1 out"
+        );
         assert_eq!(
             warned(&[], &[("CORELANE_PROT", "1")]),
             "CORELANE_PROT: no option has this name; did you mean CORELANE_PORT?"

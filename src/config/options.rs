@@ -255,9 +255,9 @@ pub const OPTIONS: &[Row] = &[
     row(
         Section::Limits,
         "max_payload_size",
-        Kind::Bytes { min: KIB, max: 64 * GIB, set: |c, v| c.max_payload_bytes = v },
+        Kind::Bytes { min: KIB, max: 4095 * MIB, set: |c, v| c.max_payload_bytes = v },
         "512MiB",
-        "Largest request body; a larger one is answered with 413.",
+        "Largest request body; a larger one is answered with 413. Below 4 GiB, because places in a request are 32 bits.",
     ),
     row(
         Section::Limits,
@@ -276,7 +276,7 @@ pub const OPTIONS: &[Row] = &[
     row(
         Section::Limits,
         "max_headers",
-        Kind::Whole { min: 8, max: 1024, set: |c, v| c.max_headers = v as usize },
+        Kind::Whole { min: 8, max: 256, set: |c, v| c.max_headers = v as usize },
         "100",
         "Most header lines of a head; a request above it is answered with 431.",
     ),
@@ -375,7 +375,7 @@ pub const OPTIONS: &[Row] = &[
         "health_check_interval_secs",
         Kind::Seconds { min: 0.1, max: 86400.0, set: |c, v| c.health_interval = v },
         "60",
-        "Time from one probe of a worker to the next.",
+        "Time from one probe of a worker to the next; workers that failed theirs are probed every 5 s at least.",
     ),
     row(
         Section::Health,
@@ -472,6 +472,11 @@ pub const LATER: &[(&str, &str)] = &[
     ("cb_window_duration_secs", "the circuit breaker"),
     ("disable_circuit_breaker", "the circuit breaker"),
     ("api_key", "client authentication"),
+    ("tls_cert_path", "TLS towards clients"),
+    ("tls_key_path", "TLS towards clients"),
+    ("cors_allowed_origins", "CORS"),
+    ("rate_limit_tokens_per_second", "the admission queue"),
+    ("log_dir", "logs in files; standard error has them"),
     ("service_discovery*", "service discovery"),
     ("selector", "service discovery"),
     ("prefill_selector", "service discovery"),

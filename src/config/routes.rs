@@ -2,6 +2,8 @@
 //!
 //! Takes a path, gives a row. Never knows where a request goes: that is `flow`'s.
 
+use std::fmt::Write as _;
+
 /// What a route's body is and which of its fields carry the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
@@ -114,6 +116,39 @@ pub const ROUTES: &[Route] = &[
     get("/health_generate", Answer::AnyWorker),
 ];
 
+/// The table as the text of `tuning/routes.md`.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Routes\n\nEvery path that is answered on the public address, besides those of `[[extra_routes]]`; any other is \
+         404, another method 405. `*` stands for one segment. Written from the table in `src/config/routes.rs` \
+         (`CORELANE_BLESS=1 cargo test routes_page_matches_the_table` rewrites this page).\n\n\
+         | path | methods | body | answered by |\n|---|---|---|---|\n",
+    );
+    for route in ROUTES {
+        let body = match route.body {
+            Body::None => "–".to_owned(),
+            Body::Json(keys) => {
+                let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+                let what = if route.counts_only { "taken apart, not computed" } else { "the prompt" };
+                format!("JSON; {what}: {}", keys.join(", else "))
+            }
+            Body::Multipart => "multipart/form-data with a part `model`".to_owned(),
+            Body::Opaque => "anything, unread".to_owned(),
+        };
+        let answer = match route.answer {
+            Answer::Worker => "a worker that serves the model",
+            Answer::AnyWorker => "any usable worker",
+            Answer::Holder => "the worker that knows the id: they are asked in turn while they say 404",
+            Answer::Alive => "the gateway: 200 while the process lives",
+            Answer::Ready => "the gateway: 200 or 503, with counts and a reason",
+            Answer::Models => "the gateway: the models of all usable workers",
+            Answer::ServerInfo => "the gateway: the harmless part of what workers say of themselves",
+        };
+        let _ = writeln!(page, "| `{}` | {} | {body} | {answer} |", route.path, route.methods.join(", "));
+    }
+    page
+}
+
 /// The row number of a path (without query), if the table has it.
 pub fn find(path: &[u8]) -> Option<usize> {
     ROUTES.iter().position(|r| matches(r.path.as_bytes(), path))
@@ -139,6 +174,19 @@ pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn routes_page_matches_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tuning/routes.md");
+        if std::env::var_os("CORELANE_BLESS").is_some() {
+            std::fs::write(path, markdown()).expect("the page can be written");
+        }
+        let page = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            page == markdown(),
+            "tuning/routes.md is stale; CORELANE_BLESS=1 cargo test routes_page_matches_the_table rewrites it"
+        );
+    }
 
     #[test]
     fn paths_are_found_exactly() {

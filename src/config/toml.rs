@@ -8,7 +8,7 @@ use std::ops::Range;
 use toml_edit::{Document, Item, Value};
 
 use super::given::Given;
-use super::mistakes::{Mistake, Origin, Wrong, nearest};
+use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
 use super::options::{self, OPTIONS, Row};
 use super::tables::{self, Placed};
 use super::values::Kind;
@@ -56,7 +56,12 @@ pub fn read(name: &str, text: &str) -> FromFile {
     let document = match Document::parse(text) {
         Ok(document) => document,
         Err(error) => {
-            let what = error.message().lines().collect::<Vec<_>>().join(", ");
+            let mut what = error.message().lines().collect::<Vec<_>>().join(", ");
+            if let Some(key) = error.span().and_then(|span| text.get(span))
+                && what == "duplicate key"
+            {
+                what = format!("duplicate key {}", quote(key));
+            }
             out.mistakes.push(Mistake::new(places.at(error.span()), format!("no TOML: {what}"), "correct the syntax"));
             out.names_workers = true;
             return out;

@@ -1,4 +1,4 @@
-//! The admin listener: metrics and the list of workers, on an address of its own.
+//! The admin listener: metrics, readiness and the list of workers, on an address of its own.
 //!
 //! Takes GET requests of operators and scrapers, gives text and JSON. Never stands on the public address,
 //! never changes anything, never shows a key.
@@ -17,14 +17,16 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::exposition::{CONTENT_TYPE, Exposition};
-use super::fleet::Bases;
+use super::fleet::{Bases, Note, Notes};
 use crate::shared::Shared;
+use crate::shared::roster::Worker;
 
 /// What the handlers read.
 #[derive(Clone)]
 pub struct Admin {
     shared: &'static Shared,
     bases: Bases,
+    notes: Notes,
     exposition: Arc<Exposition>,
 }
 
@@ -37,6 +39,12 @@ struct Entry {
     role: &'static str,
     models: Box<[Box<str>]>,
     state: &'static str,
+    /// Why the state is what it is; `null` before the first change.
+    reason: Option<Box<str>>,
+    /// Requests that failed on it since one last succeeded.
+    failures_in_row: u32,
+    /// Since its newest probe ended; `null` before the first.
+    last_probe_ms_ago: Option<u64>,
     in_flight: u32,
     selected_total: u64,
 }
@@ -56,8 +64,8 @@ pub async fn bind(host: IpAddr, port: u16) -> io::Result<TcpListener> {
 
 impl Admin {
     /// Handlers over the process's shared state.
-    pub fn new(shared: &'static Shared, bases: Bases) -> Self {
-        Admin { shared, exposition: Arc::new(Exposition::new(shared, bases.clone())), bases }
+    pub fn new(shared: &'static Shared, bases: Bases, notes: Notes) -> Self {
+        Admin { shared, notes, exposition: Arc::new(Exposition::new(shared, bases.clone())), bases }
     }
 
     /// Answers requests until the task is dropped.
@@ -71,6 +79,7 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/workers", get(workers))
             .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+            .route("/readiness", get(readiness))
             .fallback(unknown)
             .method_not_allowed_fallback(not_allowed)
             .with_state(self)
@@ -84,17 +93,27 @@ async fn metrics(State(admin): State<Admin>) -> Response {
 async fn workers(State(admin): State<Admin>) -> Response {
     let shared = admin.shared;
     let snapshot = shared.roster.snapshot();
-    let entry = |w: &Arc<crate::shared::roster::Worker>| Entry {
+    let entry = |w: &Arc<Worker>, note: Note| Entry {
         id: format!("{}-{}", w.slot, w.era),
         url: w.url.clone(),
         role: w.role.name(),
         models: w.models.clone(),
         state: shared.vitals.health(w.slot).name(),
+        reason: note.reason,
+        failures_in_row: shared.vitals.vital(w.slot).failures(),
+        last_probe_ms_ago: note.probed.map(|at| at.elapsed().as_millis() as u64),
         in_flight: shared.load.word(w.slot).in_flight(),
         selected_total: admin.bases.selected(shared, w.slot),
     };
-    let workers: Vec<Entry> = snapshot.workers.iter().map(entry).collect();
+    let workers: Vec<Entry> = snapshot.workers.iter().map(|w| entry(w, admin.notes.of(w.slot))).collect();
     Json(json!({"total": workers.len(), "workers": workers})).into_response()
+}
+
+/// The same as on the public address, for probes that should not stand in line with clients.
+async fn readiness(State(admin): State<Admin>) -> Response {
+    let (status, body) = admin.shared.readiness.json(admin.shared.drain.phase());
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 async fn unknown(uri: Uri) -> Response {

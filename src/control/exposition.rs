@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use super::fleet::{Bases, usable};
 use crate::config::routes::ROUTES;
 use crate::fault::What;
-use crate::metrics::{Kind, LATENCY_BUCKETS, Metric, Row, STATUSES, Tally, status_label};
+use crate::metrics::{Kind, LATENCY_BUCKETS, Metric, Row, STATUSES, Tally, WORKER_STATUSES, status_label};
 use crate::shared::Shared;
 use crate::shared::tallies::{Histogram, Lane};
 use crate::shared::vitals::Health;
@@ -74,6 +74,7 @@ impl Source {
             Metric::FirstByte => family.histogram(self.lanes().iter().map(|l| &l.first_byte)),
             Metric::RequestSeconds => family.histogram(self.lanes().iter().map(|l| &l.total)),
             Metric::WorkerInFlight | Metric::WorkerSelected | Metric::WorkerUp => self.workers(metric, family),
+            Metric::WorkerResponses => self.responses(family),
             Metric::Workers => self.states(family),
             Metric::PrefixBytes => family.gauge(&[], self.shared.prefix.counts().bytes as i64),
             Metric::PrefixNodes => family.gauge(&[], self.shared.prefix.counts().nodes as i64),
@@ -118,6 +119,17 @@ impl Source {
                 Metric::WorkerSelected => family.counter(labels, self.bases.selected(self.shared, worker.slot)),
                 _ => family.gauge(labels, usable(self.shared, worker).into()),
             }?;
+        }
+        Ok(())
+    }
+
+    fn responses(&self, family: &mut Family) -> fmt::Result {
+        for worker in &self.shared.roster.snapshot().workers {
+            for (status, n) in WORKER_STATUSES.iter().zip(self.bases.responses(self.shared, worker.slot)) {
+                if n > 0 {
+                    family.counter(&[&worker.url, worker.role.name(), status], n)?;
+                }
+            }
         }
         Ok(())
     }

@@ -46,6 +46,15 @@ pub enum Failure {
     Unaskable,
 }
 
+impl Failure {
+    /// Whether it says something of this process and nothing of the worker: descriptors, memory or ports are short.
+    pub fn is_ours(&self) -> bool {
+        let Failure::Connect(e) = self else { return false };
+        const SHORT: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+        e.raw_os_error().is_some_and(|number| SHORT.contains(&number))
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

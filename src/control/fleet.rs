@@ -5,38 +5,102 @@
 //! slot's old count to its new tenant.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
 use super::resolve::Endpoint;
-use crate::config::WorkerSpec;
+use crate::config::{WorkerSpec, Wrong};
 use crate::limits::MAX_WORKERS;
+use crate::metrics::{WORKER_STATUSES, worker_status_index};
 use crate::shared::Shared;
-
 use crate::shared::roster::{Slot, Slots, Worker};
 use crate::shared::vitals::Health;
 
-/// Selections that each slot had when its present tenant moved in: what the tenant's own count starts from.
+/// What each slot's counters said when its present tenant moved in: what the tenant's own counts start from.
 /// Read by scrapes, written at registration; atomics because the admin listener's handlers must be `Send`.
 #[derive(Clone, Debug)]
-pub struct Bases(Arc<[AtomicU64]>);
+pub struct Bases(Arc<[Base]>);
+
+#[derive(Debug, Default)]
+struct Base {
+    selected: AtomicU64,
+    responses: [AtomicU64; WORKER_STATUSES.len()],
+}
 
 impl Bases {
     fn new() -> Self {
-        Bases((0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect())
+        Bases((0..MAX_WORKERS).map(|_| Base::default()).collect())
     }
 
     /// Times the slot's present tenant was chosen, summed over all lanes.
     pub fn selected(&self, shared: &Shared, slot: Slot) -> u64 {
         // Relaxed: one thread writes and reads it.
-        selections(shared, slot).saturating_sub(self.0[slot as usize].load(Ordering::Relaxed))
+        selections(shared, slot).saturating_sub(self.0[slot as usize].selected.load(Ordering::Relaxed))
+    }
+
+    /// Answers of the slot's present tenant by class of status, summed over all lanes.
+    pub fn responses(&self, shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
+        let (now, base) = (responses(shared, slot), &self.0[slot as usize].responses);
+        // Relaxed: one thread writes and reads it.
+        std::array::from_fn(|class| now[class].saturating_sub(base[class].load(Ordering::Relaxed)))
+    }
+
+    /// A new tenant moves in.
+    fn begin(&self, shared: &Shared, slot: Slot) {
+        let base = &self.0[slot as usize];
+        // Relaxed: see `selected`.
+        base.selected.store(selections(shared, slot), Ordering::Relaxed);
+        for (cell, n) in base.responses.iter().zip(responses(shared, slot)) {
+            cell.store(n, Ordering::Relaxed);
+        }
     }
 }
 
 fn selections(shared: &Shared, slot: Slot) -> u64 {
     shared.tallies.lanes().iter().map(|lane| lane.selections(slot)).sum()
+}
+
+fn responses(shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
+    shared.tallies.lanes().iter().fold([0; WORKER_STATUSES.len()], |sum, lane| {
+        let of_lane = lane.worker_responses(slot);
+        std::array::from_fn(|class| sum[class] + of_lane[class])
+    })
+}
+
+/// What operators are told of a worker beyond its health.
+#[derive(Clone, Debug, Default)]
+pub struct Note {
+    /// Why its health flipped last; `None` before the first flip.
+    pub reason: Option<Box<str>>,
+    /// When its newest probe ended.
+    pub probed: Option<Instant>,
+}
+
+/// Notes by slot: written by the fleet, read by the admin listener.
+#[derive(Clone, Debug, Default)]
+pub struct Notes(Arc<Mutex<Vec<Note>>>);
+
+impl Notes {
+    /// The note of a slot's present tenant.
+    pub fn of(&self, slot: Slot) -> Note {
+        self.change(slot, |note| note.clone())
+    }
+
+    fn change<T>(&self, slot: Slot, change: impl FnOnce(&mut Note) -> T) -> T {
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if notes.len() <= slot as usize {
+            notes.resize_with(slot as usize + 1, Note::default);
+        }
+        change(&mut notes[slot as usize])
+    }
+}
+
+/// Requests that were answered well by the slot's workers, all tenants together.
+pub fn successes(shared: &Shared, slot: Slot) -> u64 {
+    responses(shared, slot)[worker_status_index(200)]
 }
 
 /// Which worker: its slot and the slot's tenancy.
@@ -62,10 +126,10 @@ pub enum News {
 }
 
 /// Why a worker was not registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The URL cannot be used.
-    BadUrl(&'static str),
+    BadUrl(Wrong),
     /// The same URL already has this role.
     Known,
     /// No free slot; some may become free when their last requests have ended.
@@ -75,7 +139,7 @@ pub enum Refusal {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refusal::BadUrl(why) => f.write_str(why),
+            Refusal::BadUrl(why) => write!(f, "{why}"),
             Refusal::Known => f.write_str("the worker is already known"),
             Refusal::Full => write!(f, "no slot is free ({MAX_WORKERS} in all)"),
         }
@@ -95,6 +159,7 @@ struct Member {
 pub struct Fleet {
     shared: &'static Shared,
     bases: Bases,
+    notes: Notes,
     members: Vec<Member>,
     slots: Slots,
     /// The roster no longer says what `members` says.
@@ -113,6 +178,7 @@ impl Fleet {
         Fleet {
             shared,
             bases: Bases::new(),
+            notes: Notes::default(),
             members: Vec::new(),
             slots: Slots::new(),
             stale: false,
@@ -127,6 +193,11 @@ impl Fleet {
         self.bases.clone()
     }
 
+    /// What is noted of the workers, for whoever lists them.
+    pub fn notes(&self) -> Notes {
+        self.notes.clone()
+    }
+
     /// Takes a worker in, pending and without addresses; lanes learn of it with the next [`settle`](Self::settle).
     ///
     /// # Errors
@@ -138,8 +209,8 @@ impl Fleet {
         }
         let (slot, era) = self.slots.take(self.shared).ok_or(Refusal::Full)?;
         let id = Id { slot, era };
-        // Relaxed: see `Bases::selected`.
-        self.bases.0[id.slot as usize].store(selections(self.shared, id.slot), Ordering::Relaxed);
+        self.bases.begin(self.shared, id.slot);
+        self.notes.change(id.slot, |note| *note = Note::default());
         self.shared.vitals.set_health(id.slot, Health::Pending);
         let worker = Worker {
             slot: id.slot,
@@ -184,9 +255,13 @@ impl Fleet {
     /// Takes in one piece of news; what lanes should see of it waits for [`settle`](Self::settle). News about
     /// workers that are gone is dropped.
     pub fn apply(&mut self, id: Id, news: News) {
+        let shared = self.shared;
         let Some(member) = self.member(id) else { return };
         match news {
-            News::Probed => member.probed = true,
+            News::Probed => {
+                member.probed = true;
+                self.notes.change(id.slot, |note| note.probed = Some(Instant::now()));
+            }
             News::Health(health, reason) => self.flips.push((id, health, reason)),
             News::Addrs(addrs) => {
                 Arc::make_mut(&mut member.worker).addrs = addrs;
@@ -194,7 +269,12 @@ impl Fleet {
             }
             News::Models(models) if member.worker.models == models => {}
             News::Models(models) => {
-                tracing::info!(worker = %member.worker.url, models = ?models, "models of the worker are known");
+                let (worker, names) = (&member.worker.url, models.join(", "));
+                // A worker that is about to come in is logged once, with its models.
+                match shared.vitals.health(id.slot) {
+                    Health::Pending => tracing::debug!(%worker, models = names, "models of the worker are known"),
+                    _ => tracing::info!(%worker, models = names, "models of the worker are known"),
+                }
                 Arc::make_mut(&mut member.worker).models = models;
                 self.stale = true;
             }
@@ -272,6 +352,7 @@ impl Fleet {
             self.shared.roster.snapshot().welcome(worker, &self.shared.load, &self.shared.vitals);
         }
         self.shared.vitals.set_health(id.slot, health);
+        self.notes.change(id.slot, |note| note.reason = Some(reason.into()));
         match health {
             Health::Unhealthy => tracing::warn!(
                 worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
@@ -279,7 +360,7 @@ impl Fleet {
             ),
             _ => tracing::info!(
                 worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
-                "worker is in"
+                models = worker.models.join(", "), "worker is in"
             ),
         }
     }

@@ -127,10 +127,11 @@ async fn learn(tended: &Tended, round: u64) {
 
 async fn ask_models(tended: &Tended) -> Result<Names, String> {
     let reply = tended.get("/v1/models").await.map_err(|failure| failure.to_string())?;
+    let url = format!("{}/v1/models", tended.url);
     let (names, dropped) = match reply {
-        Reply { status: 200, truncated: false, ref body } => models(body).map_err(|e| format!("/v1/models: {e}"))?,
-        Reply { status: 200, .. } => return Err("/v1/models: the answer is too long".into()),
-        Reply { status, .. } => return Err(format!("/v1/models answers {status}")),
+        Reply { status: 200, truncated: false, ref body } => models(body).map_err(|e| format!("{url}: {e}"))?,
+        Reply { status: 200, .. } => return Err(format!("{url}: the answer is too long")),
+        Reply { status, .. } => return Err(format!("{url} answers {status}")),
     };
     if dropped > 0 {
         tracing::warn!(

@@ -1,14 +1,18 @@
 //! Is the worker alive? The judgement, and the loop that asks.
 //!
-//! Takes the outcomes of probes, gives changes of health. Never flips on a single miss (the thresholds say how
+//! Takes the outcomes of probes and of live requests, gives changes of health. Never flips on a single miss (the thresholds say how
 //! many in a row), never flips a worker that another authority drains: the fleet sees to that.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
 use super::Tended;
 use super::fetch::Failure;
 use super::fleet::News;
 use crate::shared::vitals::Health;
+
+/// A worker that stays out is complained about again after this.
+const COMPLAIN_AGAIN: Duration = Duration::from_secs(60);
 
 /// What a worker's probes have come to. A pure state machine: outcomes in, flips out.
 #[derive(Clone, Copy, Debug)]
@@ -65,47 +69,79 @@ pub(super) async fn keep_probing(tended: &Tended) {
         return;
     }
     let mut streak = Streak::new(config.health_failures, config.health_successes);
-    let mut complained = false;
+    let mut complained: Option<Instant> = None;
+    let mut successes = tended.successes();
     loop {
         let outcome = probe(tended).await;
-        match judge(tended, &mut streak, &outcome) {
+        let before = std::mem::replace(&mut successes, tended.successes());
+        let verdict = match &outcome {
+            // A probe that never left this process says nothing of the worker.
+            Err(Miss::Ours(_)) => None,
+            outcome => streak.judge(is_alive(streak.health(), outcome, successes != before)),
+        };
+        match verdict {
             Some(Health::Ready) => {
                 // Its models may have changed while it was away: better known before the first request comes.
                 tended.learn_again().await;
                 tended.tell(News::Health(Health::Ready, "its probes succeed".into()));
             }
-            Some(flip) => tended.tell(News::Health(flip, reason(&outcome))),
+            Some(flip) => {
+                complained = Some(Instant::now());
+                tended.tell(News::Health(flip, outcome.as_ref().err().map(Miss::to_string).unwrap_or_default()));
+            }
             None => {}
         }
         tended.tell(News::Probed);
         if let Err(why) = &outcome {
-            match streak.health() == Health::Pending && !std::mem::replace(&mut complained, true) {
-                true => tracing::warn!(worker = %tended.url, reason = %why, "worker is not ready yet"),
-                false => tracing::debug!(worker = %tended.url, reason = %why, "probe failed"),
+            let ours = matches!(why, Miss::Ours(_));
+            let is_bad = ours || streak.health() != Health::Ready;
+            if is_bad && complained.is_none_or(|at| at.elapsed() >= COMPLAIN_AGAIN) {
+                complained = Some(Instant::now());
+                let what = if ours { "probe not made, the worker is not judged by it" } else { "worker is not ready" };
+                tracing::warn!(worker = %tended.url, state = streak.health().name(), reason = %why, "{what}");
+            } else {
+                tracing::debug!(worker = %tended.url, reason = %why, "probe failed");
             }
         }
         tokio::time::sleep(pause(tended, streak.health())).await;
     }
 }
 
-/// Counts the outcome, unless it is a failure that live traffic speaks against.
-fn judge(tended: &Tended, streak: &mut Streak, outcome: &Result<(), String>) -> Option<Health> {
-    if outcome.is_err() && streak.health() == Health::Ready && tended.answers_clients() {
-        return None;
+/// Why a probe did not succeed.
+enum Miss {
+    /// The worker itself says that it is not well.
+    Refused(String),
+    /// It says nothing.
+    Silent(String),
+    /// It was not asked, for want of descriptors or memory here.
+    Ours(String),
+}
+
+impl fmt::Display for Miss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Miss::Refused(why) | Miss::Silent(why) | Miss::Ours(why)) = self;
+        f.write_str(why)
     }
-    streak.judge(outcome.is_ok())
 }
 
-fn reason(outcome: &Result<(), String>) -> String {
-    outcome.as_ref().err().cloned().unwrap_or_default()
+/// Whether the worker counts as alive. One that takes requests and has answered some well since the last probe is,
+/// even if it had no time for this one; what it says of itself is believed whatever it answers.
+fn is_alive(health: Health, outcome: &Result<(), Miss>, has_answered: bool) -> bool {
+    match outcome {
+        Ok(()) => true,
+        Err(Miss::Refused(_) | Miss::Ours(_)) => false,
+        Err(Miss::Silent(_)) => health == Health::Ready && has_answered,
+    }
 }
 
-async fn probe(tended: &Tended) -> Result<(), String> {
+async fn probe(tended: &Tended) -> Result<(), Miss> {
+    let url = || format!("{}{}", tended.url, tended.config.health_endpoint);
     match tended.get(&tended.config.health_endpoint).await {
         Ok(reply) if (200..300).contains(&reply.status) => Ok(()),
-        Ok(reply) => Err(format!("{} answers {}", tended.config.health_endpoint, reply.status)),
-        Err(failure @ Failure::Unresolved) => Err(failure.to_string()),
-        Err(failure) => Err(format!("{}: {failure}", tended.config.health_endpoint)),
+        Ok(reply) => Err(Miss::Refused(format!("{} answers {}", url(), reply.status))),
+        Err(failure @ Failure::Unresolved) => Err(Miss::Silent(failure.to_string())),
+        Err(failure) if failure.is_ours() => Err(Miss::Ours(format!("{}: {failure}", url()))),
+        Err(failure) => Err(Miss::Silent(format!("{}: {failure}", url()))),
     }
 }
 

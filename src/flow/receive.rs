@@ -179,12 +179,19 @@ fn hold<W: Wire>(lane: &Lane<W>, request: &mut Request, bytes: usize) -> Result<
     if held.grow(bytes as u64, most) { Ok(()) } else { Err(What::OutOfMemory.into()) }
 }
 
-async fn invite<W: Wire>(client: &Client<W::Conn>, request: &Request) -> Result<(), Fault> {
+/// Says that the body may come. A client that takes nothing of its answers does not take this either.
+async fn invite<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Request) -> Result<(), Fault> {
     if request.head.expect_continue {
         client.conn.start_send(Outgoing::Static(CONTINUE));
-        poll_fn(|cx| client.conn.poll_sent(cx)).await.map_err(|_| Fault::from(What::ClientGone))?;
+        client.flush(lane).await?;
     }
     Ok(())
+}
+
+/// Until when the next byte of the body must be there: pauses have a limit, and so has the request.
+fn deadline<W: Wire>(lane: &Lane<W>, request: &Request) -> u64 {
+    let pause = lane.wire.now_us() + lane.config.body_timeout.as_micros() as u64;
+    pause.min(request.started_us + lane.config.request_timeout.as_micros() as u64)
 }
 
 async fn read_length<W: Wire>(
@@ -202,15 +209,13 @@ async fn read_length<W: Wire>(
     if length as u64 > lane.config.body_memory_bytes {
         return Err(What::OutOfMemory.into());
     }
-    invite::<W>(client, request).await?;
+    invite(lane, client, request).await?;
     // A length is only a promise: memory, and the claim to it, follow the bytes, in steps that double.
     request.inspector.feed(&request.input[request.head_len..])?;
-    let patience = lane.config.body_timeout.as_micros() as u64;
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     while request.input.len() < end {
         let missing = end - request.input.len();
         make_room(lane, request, end)?;
-        client.timer.set((lane.wire.now_us() + patience).min(deadline));
+        client.timer.set(deadline(lane, request));
         let input = request.input_mut();
         let n = poll_fn(|cx| {
             if let Poll::Ready(got) = client.conn.poll_fill(cx, input, missing.min(BODY_TURN_BYTES)) {
@@ -250,8 +255,6 @@ async fn read_chunked<W: Wire>(
 ) -> Result<(), Fault> {
     let mut chunked = Chunked::new();
     let mut payload_end = request.head_len;
-    let patience = lane.config.body_timeout.as_micros() as u64;
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     let mut invited = false;
     loop {
         let squeezed =
@@ -274,9 +277,9 @@ async fn read_chunked<W: Wire>(
         hold(lane, request, payload_end - request.head_len + RECV_BUFFER_BYTES)?;
         if !invited {
             invited = true;
-            invite::<W>(client, request).await?;
+            invite(lane, client, request).await?;
         }
-        client.timer.set((lane.wire.now_us() + patience).min(deadline));
+        client.timer.set(deadline(lane, request));
         let chunk = more(lane, client, What::BodyTimeout).await?;
         request.input_mut().extend_from_slice(&chunk);
     }

@@ -14,6 +14,7 @@ pub fn settle<W: Wire>(lane: &Lane<W>, request: &mut Request, slot: Slot, era: u
     if let Some(conn) = outcome.conn {
         lane.pool.put(slot, era, conn, lane.wire.now_us());
     }
+    lane.tallies().worker_response(slot, if outcome.fault.is_some() { 0 } else { request.answer.status });
     judge(lane, slot, outcome.fault.map_or(Ok(request.answer.status), Err));
     if let Some(fault) = outcome.fault {
         lane.tallies().fault(fault);

@@ -16,6 +16,8 @@ use slab::Slab;
 const TICK_SHIFT: u32 = 14;
 /// Slots of the wheel, about 17 s; what lies beyond waits in the farthest slot and is looked at again.
 const SLOTS: usize = 1024;
+/// Timers that fit without growing the table by copying; room that is not used is not resident.
+const ROOM: usize = 32 * 1024;
 const NONE: u32 = u32::MAX;
 const NEVER: u64 = u64::MAX;
 
@@ -44,7 +46,7 @@ impl Timers {
     /// A wheel whose clock stands at `now_us`.
     pub fn new(now_us: u64) -> Rc<Timers> {
         Rc::new(Timers(RefCell::new(Wheel {
-            entries: Slab::new(),
+            entries: Slab::with_capacity(ROOM),
             heads: Box::new([NONE; SLOTS]),
             occupied: [0; SLOTS / 64],
             tick: now_us >> TICK_SHIFT,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::config::routes::ROUTES;
 use crate::fault::What;
 use crate::limits::MAX_WORKERS;
-use crate::metrics::{LATENCY_BUCKETS, STATUSES, Tally, status_index};
+use crate::metrics::{LATENCY_BUCKETS, STATUSES, Tally, WORKER_STATUSES, status_index, worker_status_index};
 
 use super::roster::Slot;
 
@@ -64,6 +64,8 @@ pub struct Lane {
     requests: Box<[[Counter; STATUSES.len()]]>,
     faults: [Counter; What::ALL.len()],
     selected: Box<[Counter]>,
+    /// By slot and class of status.
+    responses: Box<[[Counter; WORKER_STATUSES.len()]]>,
     /// Time from the request's first byte to the answer's first byte to the client.
     pub first_byte: Histogram,
     /// Time from the request's first byte to the answer's last byte.
@@ -77,6 +79,7 @@ impl Lane {
             requests: (0..ROUTES.len() + 1).map(|_| Default::default()).collect(),
             faults: std::array::from_fn(|_| Counter::default()),
             selected: (0..MAX_WORKERS).map(|_| Counter::default()).collect(),
+            responses: (0..MAX_WORKERS).map(|_| Default::default()).collect(),
             first_byte: Histogram::default(),
             total: Histogram::default(),
         }
@@ -103,6 +106,11 @@ impl Lane {
         self.selected[slot as usize].add(1);
     }
 
+    /// Counts an answer of a worker; status 0 for one that was cut.
+    pub fn worker_response(&self, slot: Slot, status: u16) {
+        self.responses[slot as usize][worker_status_index(status)].add(1);
+    }
+
     /// Value of a plain counter.
     pub fn get(&self, tally: Tally) -> u64 {
         self.plain[tally as usize].get()
@@ -121,6 +129,12 @@ impl Lane {
     /// Selections of a worker by this lane since the slot's counters were made (all tenants).
     pub fn selections(&self, slot: Slot) -> u64 {
         self.selected[slot as usize].get()
+    }
+
+    /// Answers of a worker through this lane, by class (see [`WORKER_STATUSES`]), since the slot's counters were made
+    /// (all tenants).
+    pub fn worker_responses(&self, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
+        self.responses[slot as usize].each_ref().map(Counter::get)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Health of every worker, one atomic word a slot.
 //!
-//! Takes verdicts from control (probes) and settle (outcomes), gives route a one-load answer to "usable?" and to "how
+//! Takes verdicts from control (probes, pauses) and from lanes (outcomes of requests and of attempts), gives route a one-load answer to "usable?" and to "how
 //! much does it weigh?". Never changes a word but through a compare-and-swap over a pure transition function.
 //!
 //! A worker that fails fast looks idle. So failures in a row weigh like requests in flight, [`FIRST_WEIGHT`] for the
@@ -39,7 +39,7 @@ impl Health {
     }
 }
 
-/// Bits of the word that hold the health; what stands above them belongs to other writers and is kept.
+/// Bits of the word that hold the health, which only control sets; what stands above them it keeps.
 const HEALTH_MASK: u64 = 0b11;
 /// Then eight bits with the failures in a row, and eight with the seconds until the next trial.
 const FAILURES_SHIFT: u32 = 2;

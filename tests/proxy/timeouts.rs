@@ -64,6 +64,23 @@ fn a_body_that_stops_is_timed_out() {
     assert_eq!(rig.received(), 1);
 }
 
+/// Pauses below their limit do not add up to more than a request may take.
+#[test]
+fn a_body_that_trickles_ends_with_the_time_of_its_request() {
+    let rig = rig(|c| c.request_timeout = Duration::from_millis(600));
+    for framing in ["Content-Length: 400", "Transfer-Encoding: chunked"] {
+        let mut http = rig.http();
+        http.send(format!("POST /generate HTTP/1.1\r\nHost: g\r\n{framing}\r\n\r\n").as_bytes());
+        let drops: &[u8] =
+            if framing.starts_with('C') { &[b' '; 300] } else { b"8;xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" };
+        let took = trickle(&mut http, drops, Duration::from_millis(50));
+        http.answer().expect_error(408, "body_timeout");
+        http.expect_closed();
+        assert!(took > Duration::from_millis(400) && took < Duration::from_secs(8), "{framing}: {took:?}");
+    }
+    assert_eq!(rig.received(), 0);
+}
+
 #[test]
 fn idle_connections_are_closed() {
     let rig = rig(|c| c.keep_alive = Duration::from_millis(400));

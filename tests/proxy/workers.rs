@@ -129,6 +129,24 @@ fn garbage_is_a_502() {
     rig.settles();
 }
 
+/// Nothing was sent yet, so there still is an answer to give.
+#[test]
+fn framing_that_is_wrong_from_the_first_bytes_is_answered() {
+    let rig = Rig::new(1);
+    for version in ["1.1", "1.0"] {
+        for body in ["xyz\r\n", "5\r\nhello\r\nxyz\r\n"] {
+            let raw = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}");
+            let bytes = post("/v1/completions", &ask(json!({"raw":raw}), true));
+            let bytes = String::from_utf8(bytes).unwrap().replacen("HTTP/1.1", &format!("HTTP/{version}"), 1);
+            let mut http = rig.http();
+            http.send(bytes.as_bytes());
+            http.answer().expect_error(502, "worker_bad_answer");
+        }
+    }
+    rig.settles();
+    assert_eq!(rig.metric(r#"corelane_requests_total{route="/v1/completions",status="502"}"#), Some(4.0));
+}
+
 /// Field report 26: a connection on which a worker said too much is not used again.
 #[test]
 fn excess_bytes_reach_nobody() {

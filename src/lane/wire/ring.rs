@@ -28,6 +28,8 @@ const POLL_FIRST: u16 = 1;
 /// bytes and never the reset that came right behind them (about every second run of the tests' churn): whoever
 /// streams must also watch for the end, see `Socket`.
 const MULTISHOT: u16 = 2;
+/// Operations that a lane has room for at once; beyond, the table grows by copying.
+const OPS: usize = 64 * 1024;
 /// Bytes that may wait to be collected before a stream is stopped, so that a peer cannot fill our memory.
 const INBOX_BYTES: usize = 64 * 1024;
 /// Buffers of the ring that a stream may hold while nobody collects; what comes then is copied, so that a few
@@ -228,7 +230,8 @@ impl Ring {
         Ok(Rc::new(Ring {
             core: RefCell::new(Core {
                 uring,
-                ops: Slab::with_capacity(1024),
+                // Room that is not used is not resident; a table that grows by copying leaves its old copies behind.
+                ops: Slab::with_capacity(OPS),
                 generation: 0,
                 grave: Vec::new(),
                 again: Vec::new(),
