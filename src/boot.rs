@@ -59,8 +59,10 @@ impl Gateway {
             .spawn({
                 let config = config.clone();
                 move || {
-                    if let Some(id) = control_core {
-                        core_affinity::set_for_current(core_affinity::CoreId { id });
+                    if let Some(id) = control_core
+                        && !core_affinity::set_for_current(core_affinity::CoreId { id })
+                    {
+                        tracing::warn!(core = id, "the control thread could not be pinned");
                     }
                     control::run(shared, config, ready, async move {
                         let _ = stopped.await;

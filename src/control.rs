@@ -79,11 +79,6 @@ pub fn run_at(
     ready: Sender<io::Result<SocketAddr>>,
     stop: impl Future<Output = ()>,
 ) {
-    if let Some(id) = config.control_core
-        && !core_affinity::set_for_current(core_affinity::CoreId { id })
-    {
-        tracing::warn!(core = id, "the control thread could not be pinned");
-    }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(LOOKUP_THREADS).build();
     let runtime = match runtime {

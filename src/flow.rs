@@ -196,7 +196,6 @@ impl<W: Wire> Flow<W> {
             length: request.body().len(),
         };
         let mut view = lane.view.borrow_mut();
-        view.refresh();
         let chosen = route::choose(&mut view, &want, lane.wire.now_us(), &mut lane.rng.borrow_mut(), lane.tallies());
         lane.buffers.give(scratch);
         chosen

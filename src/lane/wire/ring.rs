@@ -40,32 +40,6 @@ const GETEVENTS: u32 = 1;
 /// Completions that nobody asks for (cancel, close).
 const IGNORED: u64 = u64::MAX;
 
-impl Op {
-    /// Notes who wants to know; gives the waker that was there, to be dropped after the borrow.
-    fn ask(&mut self, cx: &Context<'_>) -> Option<Waker> {
-        match &self.state {
-            State::Wait(w) if w.will_wake(cx.waker()) => None,
-            _ => match std::mem::replace(&mut self.state, State::Wait(cx.waker().clone())) {
-                State::Wait(old) => Some(old),
-                _ => None,
-            },
-        }
-    }
-}
-
-impl Core {
-    fn op(&mut self, id: OpId) -> &mut Op {
-        let op = &mut self.ops[id.key as usize];
-        debug_assert_eq!(op.generation, id.generation);
-        op
-    }
-
-    fn take(&mut self, id: OpId) -> Op {
-        debug_assert_eq!(self.ops[id.key as usize].generation, id.generation);
-        self.ops.remove(id.key as usize)
-    }
-}
-
 /// How a ring was set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -195,6 +169,32 @@ struct Core {
     /// Wakers of what ended between two turns.
     late: Vec<Waker>,
     closed: bool,
+}
+
+impl Op {
+    /// Notes who wants to know; gives the waker that was there, to be dropped after the borrow.
+    fn ask(&mut self, cx: &Context<'_>) -> Option<Waker> {
+        match &self.state {
+            State::Wait(w) if w.will_wake(cx.waker()) => None,
+            _ => match std::mem::replace(&mut self.state, State::Wait(cx.waker().clone())) {
+                State::Wait(old) => Some(old),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Core {
+    fn op(&mut self, id: OpId) -> &mut Op {
+        let op = &mut self.ops[id.key as usize];
+        debug_assert_eq!(op.generation, id.generation);
+        op
+    }
+
+    fn take(&mut self, id: OpId) -> Op {
+        debug_assert_eq!(self.ops[id.key as usize].generation, id.generation);
+        self.ops.remove(id.key as usize)
+    }
 }
 
 fn send_entry(fd: &Fd, what: &Outgoing, offset: usize) -> squeue::Entry {
