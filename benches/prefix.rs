@@ -2,9 +2,14 @@
 //! the same tree, and bytes per block.
 //!
 //! `cargo bench --bench prefix`. The tree holds [`PATHS`] prompts below 64 shared prefixes; 2048 workers own them.
+//!
+//! `CORELANE_BENCH_MEMORY=churn cargo bench --bench prefix -- [MIB [TURNS]]` fills a budget of so many MiB over and
+//! over with conversations of all lengths, by two threads, beside one that trims as the control thread does, and says
+//! each time what is counted and what is resident.
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corelane::config::Role;
@@ -27,6 +32,7 @@ fn main() {
     match std::env::var("CORELANE_BENCH_MEMORY").as_deref() {
         Ok("prompts") => return prompts(),
         Ok("talks") => return talks(),
+        Ok("churn") => return churn(),
         _ => {}
     }
     for what in ["prompts", "talks"] {
@@ -242,4 +248,94 @@ fn talks() {
         pin().flush();
     }
     report("the same, merged", &forest, blocks, before);
+}
+
+/// What the threads of the soak share.
+struct Soak {
+    forest: Forest,
+    tree: TreeId,
+    /// Bytes of symbols that were inserted and were new.
+    written: AtomicU64,
+    stop: AtomicBool,
+    start: Instant,
+}
+
+impl Soak {
+    fn now(&self) -> u32 {
+        // A tick is 10 ms here, so that ages differ although all goes faster than in life.
+        (self.start.elapsed().as_millis() / 10) as u32
+    }
+
+    /// Conversations that grow by turns of different lengths, a few hundred at a time; new ones replace those that
+    /// have ended.
+    fn lane(&self, seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut open: Vec<(Vec<u64>, usize, u16)> = Vec::new();
+        // Relaxed, here and below: counts, and a word that ends a loop.
+        while !self.stop.load(Ordering::Relaxed) {
+            if open.len() < 300 {
+                // Lengths over two orders of magnitude: 4 to 600 blocks, short ones more often.
+                let end = (4.0 * 150f64.powf(rng.f64())) as usize;
+                open.push((Vec::new(), end, rng.u16(..64)));
+            }
+            let at = rng.usize(..open.len());
+            let (path, end, slot) = &mut open[at];
+            let more = rng.usize(1..40).min(*end - path.len());
+            path.extend((0..more).map(|_| rng.u64(..)));
+            self.forest.insert(self.tree, path, *slot, 1, self.now());
+            self.written.fetch_add(8 * more as u64, Ordering::Relaxed);
+            if path.len() == *end {
+                open.swap_remove(at);
+            }
+        }
+    }
+
+    /// As the control thread does it.
+    fn trim(&self) {
+        let mut trimmer = Trimmer::new();
+        let until_bytes = self.forest.budget() / 8 * 7;
+        while !self.stop.load(Ordering::Relaxed) {
+            let want = Trim { now: self.now(), until_bytes, ttl_ticks: 0, max_steps: 512 };
+            self.forest.trim(&mut trimmer, &want);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn churn() {
+    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse::<u64>().ok());
+    let (mib, turns) = (numbers.next().unwrap_or(256), numbers.next().unwrap_or(20));
+    let before = resident();
+    let forest = Forest::new(mib << 20);
+    let tree = forest.tree(TreeKey::new(Some("m"), Role::Regular, Kind::Text));
+    let (written, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let soak = Soak { forest, tree, written, stop, start: Instant::now() };
+    println!(
+        "| budgets written | s | counted MiB | of it garbage | resident MiB | nodes | trimmed | merged | refused |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    std::thread::scope(|scope| {
+        let soak = &soak;
+        scope.spawn(|| soak.trim());
+        (1..=2).for_each(|seed| drop(scope.spawn(move || soak.lane(seed))));
+        for turn in 1..=turns {
+            while soak.written.load(Ordering::Relaxed) < turn * (mib << 20) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let counts = soak.forest.counts();
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            println!(
+                "| {turn} | {:.1} | {:.1} | {:.1} | {:.1} | {} | {} | {} | {} |",
+                soak.start.elapsed().as_secs_f64(),
+                mib(counts.bytes),
+                mib(counts.garbage),
+                mib(resident() - before),
+                counts.nodes,
+                counts.trimmed,
+                counts.merged,
+                counts.refused,
+            );
+        }
+        soak.stop.store(true, Ordering::Relaxed);
+    });
 }

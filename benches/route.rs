@@ -14,7 +14,7 @@ use corelane::flow::route::{Want, choose};
 use corelane::lane::view::View;
 use corelane::shared::Shared;
 use corelane::shared::load::{LoadGuard, Word};
-use corelane::shared::roster::{Slot, Worker};
+use corelane::shared::roster::{Pairing, Slot, Worker};
 use corelane::shared::vitals::Health;
 use divan::{AllocProfiler, Bencher};
 
@@ -45,6 +45,7 @@ fn fleet(workers: usize) -> (&'static Shared, Vec<LoadGuard>) {
             api_key: None,
             models: ["some/model".into()].into(),
             server_info: None,
+            pairing: Pairing::default(),
         })
     };
     shared.roster.publish((0..workers).map(worker).collect());
@@ -53,7 +54,7 @@ fn fleet(workers: usize) -> (&'static Shared, Vec<LoadGuard>) {
     }
     let mut rng = fastrand::Rng::with_seed(1);
     let held = (0..BUSY * workers)
-        .map(|_| shared.load.reserve_unconditional(rng.usize(..workers) as Slot, 1).expect("room"))
+        .map(|_| shared.load.reserve_unconditional(rng.usize(..workers) as Slot, 1, 1).expect("room"))
         .collect();
     (shared, held)
 }
@@ -198,7 +199,7 @@ fn decide_directly(shared: &'static Shared, workers: usize) {
     loop {
         let words = (0..workers as Slot).filter(|&slot| shared.vitals.usable(slot)).map(|s| (shared.load.word(s), s));
         let (word, slot): (Word, Slot) = words.min().expect("a worker");
-        if let Ok(guard) = shared.load.reserve(slot, 1, word) {
+        if let Ok(guard) = shared.load.reserve(slot, 1, word, 1) {
             drop(black_box(guard));
             return;
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::config::Config;
+use crate::config::{Config, Role};
 use crate::control;
 use crate::shared::Shared;
 use crate::shared::drain::Phase;
@@ -47,7 +47,7 @@ impl Gateway {
         let listeners = host::listen(&config, cores.len())?;
         let address = listeners[0].local_addr().map_err(|e| format!("the listening address cannot be read: {e}"))?;
         let shared = Shared::leak_with(cores.len(), config.routing.prefix_memory_bytes);
-        if config.policy.wants_ring() {
+        if Role::ALL.iter().any(|role| config.policy_of(*role).wants_ring()) {
             shared.roster.make_rings();
         }
 

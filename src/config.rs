@@ -17,6 +17,7 @@ mod tables;
 mod toml;
 mod values;
 mod worker_url;
+mod workers;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -39,6 +40,9 @@ pub enum Role {
 }
 
 impl Role {
+    /// All of them, in the order of their names.
+    pub const ALL: [Role; 3] = [Role::Regular, Role::Prefill, Role::Decode];
+
     /// Lower-case name, as in labels and the admin API.
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,6 +51,100 @@ impl Role {
             Role::Decode => "decode",
         }
     }
+}
+
+/// How the two workers of a pair hand a prompt's cache over, which decides what they are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Backend {
+    /// SGLang: both are sent the request at once, and meet in a bootstrap room.
+    #[default]
+    Sglang,
+    /// vLLM with the NIXL connector: the prefill worker first; what it answers goes to the decode worker.
+    VllmNixl,
+    /// vLLM with the Mooncake connector: both at once, with a common transfer id.
+    VllmMooncake,
+}
+
+impl Backend {
+    /// What an engine and, for vLLM, its connector come to.
+    pub const fn of(engine: Engine, connector: Connector) -> Backend {
+        match (engine, connector) {
+            (Engine::Sglang, _) => Backend::Sglang,
+            (Engine::Vllm, Connector::Nixl) => Backend::VllmNixl,
+            (Engine::Vllm, Connector::Mooncake) => Backend::VllmMooncake,
+        }
+    }
+
+    /// The engine alone.
+    pub const fn engine(self) -> Engine {
+        match self {
+            Backend::Sglang => Engine::Sglang,
+            Backend::VllmNixl | Backend::VllmMooncake => Engine::Vllm,
+        }
+    }
+
+    /// vLLM's connector.
+    pub const fn connector(self) -> Option<Connector> {
+        match self {
+            Backend::Sglang => None,
+            Backend::VllmNixl => Some(Connector::Nixl),
+            Backend::VllmMooncake => Some(Connector::Mooncake),
+        }
+    }
+
+    /// Lower-case name, as in the admin API and in mistakes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Backend::Sglang => "sglang",
+            Backend::VllmNixl => "vllm_nixl",
+            Backend::VllmMooncake => "vllm_mooncake",
+        }
+    }
+}
+
+/// Which engine a worker is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Sglang,
+    Vllm,
+}
+
+impl Engine {
+    /// Both, in the order of [`Engine::NAMES`].
+    pub const ALL: &'static [Engine] = &[Engine::Sglang, Engine::Vllm];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["sglang", "vllm"];
+}
+
+/// By what vLLM hands the cache of a prompt over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connector {
+    Nixl,
+    Mooncake,
+}
+
+impl Connector {
+    /// Both, in the order of [`Connector::NAMES`].
+    pub const ALL: &'static [Connector] = &[Connector::Nixl, Connector::Mooncake];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["nixl", "mooncake"];
+}
+
+/// What becomes of a pair's requests when their client has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientLeaves {
+    /// Both are ended at once.
+    Close,
+    /// The prefill worker's may come to its end first: closing it in the middle of handing the cache over leaks memory
+    /// in some engines. With vLLM and NIXL the decode worker is then asked, and left, so that it frees what waits.
+    FinishPrefill,
+}
+
+impl ClientLeaves {
+    /// Both, in the order of [`ClientLeaves::NAMES`].
+    pub const ALL: &'static [ClientLeaves] = &[ClientLeaves::Close, ClientLeaves::FinishPrefill];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["close", "finish_prefill"];
 }
 
 /// What a client's FIN means while its request is being served.
@@ -65,6 +163,25 @@ impl HalfClose {
     pub const NAMES: &'static [&'static str] = &["abort", "serve"];
 }
 
+/// How further attempts are made, besides how many.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Retry {
+    /// Statuses of workers that are tried elsewhere.
+    pub statuses: Vec<u16>,
+    /// Requests that may have begun at a worker are tried again: it broke off or stayed silent before it answered.
+    pub unanswered: bool,
+    /// Pause before the second attempt.
+    pub backoff: Duration,
+    /// Longest pause, and the longest that a worker may ask for.
+    pub backoff_max: Duration,
+    /// Factor from one pause to the next.
+    pub backoff_factor: f64,
+    /// Part of a pause by which it is longer or shorter at random.
+    pub jitter: f64,
+    /// Attempts that may be added, as a share of the requests.
+    pub budget: f64,
+}
+
 /// One worker as configured.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
@@ -74,12 +191,28 @@ pub struct WorkerSpec {
     /// Models it serves; empty: asked for at `/v1/models`.
     pub models: Vec<String>,
     pub api_key: Option<String>,
+    pub backend: Backend,
+    /// Workers are paired within a group only; empty: the group of all that name none.
+    pub group: String,
+    /// Port of a prefill worker's bootstrap server; `None`: the engine's own default.
+    pub bootstrap_port: Option<u16>,
+    /// Data-parallel ranks, each routed to on its own; `None`: asked for where `dp_aware` is on, else one.
+    pub dp_size: Option<u32>,
 }
 
 impl WorkerSpec {
     /// A regular worker without a key, whose models are asked for.
     pub fn new(url: impl Into<String>) -> WorkerSpec {
-        WorkerSpec { url: url.into(), role: Role::Regular, models: Vec::new(), api_key: None }
+        WorkerSpec {
+            url: url.into(),
+            role: Role::Regular,
+            models: Vec::new(),
+            api_key: None,
+            backend: Backend::default(),
+            group: String::new(),
+            bootstrap_port: None,
+            dp_size: None,
+        }
     }
 }
 
@@ -90,6 +223,10 @@ impl std::fmt::Debug for WorkerSpec {
             .field("url", &self.url)
             .field("role", &self.role)
             .field("models", &self.models)
+            .field("backend", &self.backend)
+            .field("group", &self.group)
+            .field("bootstrap_port", &self.bootstrap_port)
+            .field("dp_size", &self.dp_size)
             .field("api_key", &self.api_key.as_ref().map(|_| "(hidden)"))
             .finish()
     }
@@ -114,6 +251,19 @@ pub struct Config {
     pub control_core: Option<usize>,
     pub workers: Vec<WorkerSpec>,
     pub policy: Policy,
+    /// How prefill workers are chosen; `None`: by `policy`. See [`Config::policy_of`].
+    pub prefill_policy: Option<Policy>,
+    /// The same for decode workers.
+    pub decode_policy: Option<Policy>,
+    /// The user says that there are pairs, so a configuration without any is refused. That there are some is
+    /// [`Config::has_pairs`]'s to say.
+    pub pd_disaggregation: bool,
+    /// Engine of workers that do not say theirs.
+    pub engine: Engine,
+    /// Connector of vLLM workers that do not say theirs.
+    pub connector: Connector,
+    /// Engines are asked for their data-parallel size, and each rank is chosen on its own.
+    pub dp_aware: bool,
     pub routing: Routing,
     /// Secret by which a request may name its worker; `None`: none may.
     pub target_worker_secret: Option<Secret>,
@@ -132,11 +282,24 @@ pub struct Config {
     /// A client that takes nothing for this long is cut.
     pub write_stall_timeout: Duration,
     pub half_close: HalfClose,
+    /// From the sending of a prefill leg to the first byte of its answer; zero: no limit.
+    pub prefill_first_byte_timeout: Duration,
+    /// The same for a decode leg.
+    pub decode_first_byte_timeout: Duration,
+    /// A worker's answer that has begun and brings nothing for this long is given up; zero: never.
+    pub stall_timeout: Duration,
+    /// Pairs of SGLang workers whose client left.
+    pub sglang_client_leaves: ClientLeaves,
+    /// Pairs of vLLM workers whose client left.
+    pub vllm_client_leaves: ClientLeaves,
     pub pool_idle: Duration,
     /// Idle connections kept per lane and worker.
     pub pool_size: usize,
+    /// From the sending of a request to a regular worker to the first byte of its answer; zero: no limit.
+    pub first_byte_timeout: Duration,
     /// Attempts in all, the first included.
     pub max_attempts: u32,
+    pub retry: Retry,
     /// Memory for buffered request bodies of the whole process.
     pub body_memory_bytes: u64,
     pub backlog: u32,
@@ -165,6 +328,29 @@ impl Config {
         config
     }
 
+    /// How workers of a role are chosen.
+    pub fn policy_of(&self, role: Role) -> Policy {
+        match role {
+            Role::Regular => None,
+            Role::Prefill => self.prefill_policy,
+            Role::Decode => self.decode_policy,
+        }
+        .unwrap_or(self.policy)
+    }
+
+    /// Whether some worker is one of a pair.
+    pub fn has_pairs(&self) -> bool {
+        self.workers.iter().any(|worker| worker.role != Role::Regular)
+    }
+
+    /// What becomes of a pair's requests when their client has left.
+    pub const fn client_leaves(&self, backend: Backend) -> ClientLeaves {
+        match backend.engine() {
+            Engine::Sglang => self.sglang_client_leaves,
+            Engine::Vllm => self.vllm_client_leaves,
+        }
+    }
+
     /// Nothing set; the option table fills every field that it has a row for.
     fn blank() -> Config {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -175,6 +361,12 @@ impl Config {
             control_core: None,
             workers: Vec::new(),
             policy: Policy::CacheAware,
+            prefill_policy: None,
+            decode_policy: None,
+            pd_disaggregation: false,
+            engine: Engine::Sglang,
+            connector: Connector::Nixl,
+            dp_aware: false,
             routing: Routing::BLANK,
             target_worker_secret: None,
             default_model: None,
@@ -189,9 +381,16 @@ impl Config {
             connect_timeout: Duration::ZERO,
             write_stall_timeout: Duration::ZERO,
             half_close: HalfClose::Abort,
+            prefill_first_byte_timeout: Duration::ZERO,
+            decode_first_byte_timeout: Duration::ZERO,
+            stall_timeout: Duration::ZERO,
+            sglang_client_leaves: ClientLeaves::Close,
+            vllm_client_leaves: ClientLeaves::Close,
             pool_idle: Duration::ZERO,
             pool_size: 0,
+            first_byte_timeout: Duration::ZERO,
             max_attempts: 0,
+            retry: Retry::default(),
             body_memory_bytes: 0,
             backlog: 0,
             metrics_host: nowhere,
@@ -236,6 +435,35 @@ mod tests {
         assert_eq!(BalanceMode::ALL.len(), BalanceMode::NAMES.len());
         assert_eq!(Assignment::ALL.len(), Assignment::NAMES.len());
         assert_eq!(HalfClose::ALL.len(), HalfClose::NAMES.len());
+        assert_eq!(Engine::ALL.len(), Engine::NAMES.len());
+        assert_eq!(Connector::ALL.len(), Connector::NAMES.len());
+        assert_eq!(ClientLeaves::ALL.len(), ClientLeaves::NAMES.len());
+    }
+
+    #[test]
+    fn roles_go_by_their_own_policy_or_the_common_one() {
+        let mut config = Config::with_workers(vec![WorkerSpec::new("http://w:1")]);
+        config.policy = Policy::Random;
+        assert_eq!(Role::ALL.map(|role| config.policy_of(role)), [Policy::Random; 3]);
+        config.decode_policy = Some(Policy::RoundRobin);
+        assert_eq!(Role::ALL.map(|role| config.policy_of(role)), [Policy::Random, Policy::Random, Policy::RoundRobin]);
+        assert!(!config.has_pairs());
+        config.workers[0].role = Role::Decode;
+        assert!(config.has_pairs());
+    }
+
+    #[test]
+    fn what_is_safe_when_a_client_leaves_depends_on_the_engine() {
+        let config = Config::with_workers(Vec::new());
+        for (backend, leaves) in [
+            (Backend::Sglang, ClientLeaves::Close),
+            (Backend::VllmNixl, ClientLeaves::FinishPrefill),
+            (Backend::VllmMooncake, ClientLeaves::FinishPrefill),
+        ] {
+            assert_eq!(config.client_leaves(backend), leaves);
+            let connector = backend.connector().unwrap_or(Connector::Nixl);
+            assert_eq!(Backend::of(backend.engine(), connector), backend);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! operators metrics. Never touches a request, never makes a lane wait.
 
 pub mod admin;
+pub mod bootstrap;
 pub mod exposition;
 pub mod fetch;
 pub mod fleet;
@@ -23,6 +24,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::{Config, WorkerSpec};
 use crate::shared::Shared;
+use crate::shared::roster::{MOONCAKE_PORT, Slot};
 use fetch::{Failure, Reply};
 use fleet::{Fleet, Id, News};
 use resolve::{Endpoint, same_addrs};
@@ -107,7 +109,7 @@ async fn serve(
     };
     let (news, mut inbox) = mpsc::unbounded_channel();
     let epoch = Instant::now();
-    let mut fleet = Fleet::new(shared);
+    let mut fleet = Fleet::new(shared).dp_aware(config.dp_aware);
     let trimming = tokio::spawn(prefix::keep_trimming(shared, config.routing, epoch));
     let admin = tokio::spawn(admin::Admin::new(shared, fleet.bases(), fleet.notes()).serve(listener));
     for spec in &config.workers {
@@ -173,13 +175,17 @@ fn welcome(
             return;
         }
     };
+    let Some(slots) = fleet.members(id) else { return };
     let tended = Tended {
         id,
+        slots,
         shared,
         url: spec.url.as_str().into(),
         endpoint,
         api_key: spec.api_key.as_deref().map(Into::into),
         ask_models: spec.models.is_empty(),
+        ask_size: config.dp_aware && spec.dp_size.is_none(),
+        bootstrap_port: fleet::needs_engine_id(spec).then(|| spec.bootstrap_port.unwrap_or(MOONCAKE_PORT)),
         config: config.clone(),
         pace,
         addrs: watch::Sender::new(None),
@@ -195,11 +201,17 @@ type Inbox = mpsc::UnboundedSender<(Id, News)>;
 /// A worker as its task sees it.
 pub(crate) struct Tended {
     id: Id,
+    /// Where the counts of its members live.
+    slots: watch::Receiver<Box<[Slot]>>,
     shared: &'static Shared,
     url: Box<str>,
     endpoint: Endpoint,
     api_key: Option<Box<str>>,
     ask_models: bool,
+    /// Its data-parallel size has to be learnt.
+    ask_size: bool,
+    /// Where Mooncake's id of its engine is asked for, if it has to be.
+    bootstrap_port: Option<u16>,
     config: Arc<Config>,
     pace: Pace,
     /// `None` before the first look-up has ended, empty when it failed.
@@ -213,7 +225,12 @@ pub(crate) struct Tended {
 
 impl Tended {
     async fn tend(self) {
-        tokio::join!(self.keep_resolving(), probe::keep_probing(&self), learn::keep_learning(&self));
+        tokio::join!(
+            self.keep_resolving(),
+            probe::keep_probing(&self),
+            learn::keep_learning(&self),
+            bootstrap::keep_asking(&self)
+        );
     }
 
     fn tell(&self, news: News) {
@@ -253,7 +270,7 @@ impl Tended {
 
     /// Requests of clients that the worker has answered well so far.
     fn successes(&self) -> u64 {
-        fleet::successes(self.shared, self.id.slot)
+        self.slots.borrow().iter().map(|&slot| fleet::successes(self.shared, slot)).sum()
     }
 
     async fn keep_resolving(&self) {

@@ -83,19 +83,23 @@ faults! {
     MethodNotAllowed   = Receive  Client  405 "method_not_allowed"        false "This route does not support the method.";
     BadJson            = Inspect  Client  400 "invalid_json"              false "The body is not valid JSON.";
     BadField           = Inspect  Client  400 "invalid_field"             false "A field of the body has the wrong type.";
+    PairSamples        = Inspect  Client  400 "samples_not_supported"     false "Several samples of a prompt (`n` above 1) are not supported with SGLang prefill/decode pairs: send a request for each.";
     BadMultipart       = Inspect  Client  400 "invalid_multipart"         false "The body is not valid multipart/form-data.";
     ModelUnknown       = Route    Client  404 "model_not_found"           false "No worker serves this model.";
     NoWorker           = Route    Gateway 503 "no_usable_worker"          false "No worker is usable at the moment.";
     ShuttingDown       = Route    Gateway 503 "shutting_down"             false "The gateway is shutting down.";
     ConnectFailed      = Dispatch Worker  502 "worker_unreachable"        true  "The worker could not be reached.";
     ConnectTimeout     = Dispatch Worker  504 "worker_connect_timeout"    true  "The worker did not accept the connection in time.";
+    StaleConnection    = Dispatch Gateway 502 "stale_connection"          false "A kept connection to the worker turned out dead, and there was no further attempt.";
     WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
+    FirstByteTimeout   = Dispatch Worker  504 "worker_silent"             false "The worker did not answer in time.";
     OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many request bytes as it is allowed to.";
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
     CutBadFraming      = Relay    Worker  0   "worker_bad_framing"        false "The worker's answer broke its own framing.";
     CutTimeout         = Relay    Worker  0   "request_timeout_midway"    false "The answer took longer than this gateway allows.";
+    CutStalled         = Relay    Worker  0   "worker_stalled"            false "The worker's answer did not go on in time.";
     CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
     ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading.";
@@ -133,7 +137,7 @@ pub fn markdown() -> String {
          and as `X-Corelane-Error`. The code is also the label of `corelane_faults_total`. A status of – means that there \
          is nothing left to answer, or that the answer has begun: the connection is cut. *Retried*: another worker may be \
          tried, as long as the client has not seen a byte. Answers of workers, errors too, pass as they came and are \
-         none of these. Written from the table in `src/fault.rs` \
+         none of these. Codes of a pair's worker begin with `prefill_` or `decode_` (the label does not). Written from the table in `src/fault.rs` \
          (`CORELANE_BLESS=1 cargo test faults_page_matches_the_table` rewrites this page).\n\n\
          | code | status | whose | met in | retried | what the client reads |\n|---|---|---|---|---|---|\n",
     );
@@ -146,11 +150,30 @@ pub fn markdown() -> String {
     page
 }
 
+/// Which worker of a pair; the discriminants are places in arrays of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Prefill = 0,
+    Decode = 1,
+}
+
+impl Side {
+    /// What codes of faults of this worker begin with.
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Side::Prefill => "prefill_",
+            Side::Decode => "decode_",
+        }
+    }
+}
+
 /// One fault of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Which row of the table.
     pub what: What,
+    /// The worker of a pair that it concerns; `None` where there is no pair.
+    pub side: Option<Side>,
     /// What the row's sentence cannot know (an offset, a name), for the client; empty for none.
     pub detail: Box<str>,
 }
@@ -158,7 +181,18 @@ pub struct Fault {
 impl Fault {
     /// A fault with a detail that is appended to the row's sentence.
     pub fn with(what: What, detail: impl Into<Box<str>>) -> Self {
-        Fault { what, detail: detail.into() }
+        Fault { what, side: None, detail: detail.into() }
+    }
+
+    /// The fault, with its code naming a worker of a pair where it is a worker's.
+    pub fn of(self, side: Side) -> Self {
+        let named = self.row().whose == Whose::Worker;
+        Fault { side: named.then_some(side), ..self }
+    }
+
+    /// What the row's code begins with; empty but for pairs.
+    pub fn prefix(&self) -> &'static str {
+        self.side.map_or("", Side::prefix)
     }
 
     /// The fault's row of the table.
@@ -169,7 +203,7 @@ impl Fault {
 
 impl From<What> for Fault {
     fn from(what: What) -> Self {
-        Fault { what, detail: Box::default() }
+        Fault { what, side: None, detail: Box::default() }
     }
 }
 

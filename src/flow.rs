@@ -6,6 +6,9 @@
 //!                                             └──────────┘  another attempt: bounded, only before the first byte
 //! ```
 //!
+//! A request that two workers serve, prefill and decode, walks the same rooms; how its two legs keep step stands in
+//! `flow/pair.rs`.
+//!
 //! Takes a client's connection, gives it answers until one side has had enough. Never holds a buffer for a
 //! connection that is idle, never lets a load guard outlive its leg, never ends a cut answer cleanly.
 
@@ -13,30 +16,38 @@ pub mod accept;
 pub mod dispatch;
 pub mod inspect;
 pub mod local;
+mod pair;
 pub mod passage;
 pub mod receive;
 pub mod relay;
+mod retry;
 pub mod route;
 pub mod settle;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
-use crate::config::Role;
-use crate::config::routes::Answer;
-use crate::fault::{Fault, What};
+use crate::config::routes::{Answer, ROUTES};
+use crate::config::{Policy, Role};
+use crate::fault::{Fault, Side, What};
 use crate::http1::{self, Extra, FieldKind};
 use crate::lane::Lane;
+use crate::lane::timers::Timer;
+use crate::lane::view::{PoolId, View};
 use crate::lane::wire::{Conn, Outgoing, Wire};
 use crate::metrics::Tally;
 use crate::shared::load::LoadGuard;
-use crate::shared::roster::Slot;
+use crate::shared::roster::{Slot, Worker};
 use crate::span::Span;
 
-use passage::{Client, Request, Then};
+use dispatch::patch::Rooms;
+use passage::{Client, Leg, Request, Reuse, Then};
+use retry::Budget;
 
 /// A lane with the requests that go round in it.
 pub struct Flow<W: Wire> {
@@ -44,7 +55,15 @@ pub struct Flow<W: Wire> {
     /// Requests at rest: what a walk needs in memory, reused.
     #[allow(clippy::vec_box, reason = "a walk holds the box: its future stays small and the request does not move")]
     spare: RefCell<Vec<Box<Request>>>,
+    /// Starts a task of its own on the lane.
+    start: Box<dyn Fn(Task)>,
+    /// Numbers of the rooms in which SGLang's pairs meet.
+    rooms: Rooms,
+    budget: Budget,
 }
+
+/// What goes on when its request has ended.
+pub type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Header of the secret that lets a request name its worker.
 const TARGET_SECRET: &str = "x-corelane-target-secret";
@@ -66,9 +85,15 @@ async fn give_way() {
 const SPARE: usize = 256;
 
 impl<W: Wire> Flow<W> {
-    /// A flow over a lane.
-    pub fn new(lane: Rc<Lane<W>>) -> Rc<Self> {
-        Rc::new(Flow { lane, spare: RefCell::default() })
+    /// A flow over a lane; `start` gives a task of its own to what outlives its request.
+    pub fn new(lane: Rc<Lane<W>>, start: impl Fn(Task) + 'static) -> Rc<Self> {
+        Rc::new(Flow {
+            rooms: Rooms::new(lane.shared.seed, lane.index),
+            lane,
+            spare: RefCell::default(),
+            budget: Budget::new(),
+            start: Box::new(start),
+        })
     }
 
     fn request(&self) -> Box<Request> {
@@ -130,75 +155,163 @@ impl<W: Wire> Flow<W> {
     async fn proxy(&self, client: &Client<W::Conn>, request: &mut Request) -> Then {
         let lane = &*self.lane;
         request.avoid.clear();
+        self.budget.earn(lane.config.retry.budget);
+        if self.pairs(request).is_some() {
+            // Boxed: few requests need the room that two legs take, and every connection would have it.
+            return Box::pin(self.proxy_pair(client, request)).await;
+        }
+        let private = dispatch::Patch { bare: false, add: b"", names_rank: false };
         let (guard, answer) = loop {
             let guard = match self.route(request) {
                 Ok(guard) => guard,
                 Err(fault) => return self.refuse(client, request, fault).await,
             };
-            let (slot, era) = (guard.slot(), guard.era());
-            match dispatch::dispatch(lane, client, request, slot, era).await {
+            let to = (guard.slot(), guard.era());
+            let head = std::mem::take(&mut request.spare_head);
+            let leg = self.leg(request, to, &client.timer, lane.config.first_byte_timeout);
+            let patch = request.ask.private.then_some(&private);
+            let parcel = || dispatch::parcel(lane, client, request, to, patch);
+            let pause = match dispatch::dispatch(lane, Some(client), leg, head, parcel).await {
                 Ok(answer) => {
-                    let elsewhere = request.answerer == Answer::Holder && request.answer.status == 404;
-                    if elsewhere && self.another(request, slot) {
-                        continue;
-                    }
-                    break (guard, answer);
+                    let Some(pause) = self.after_answer(request, guard.slot(), &answer) else { break (guard, answer) };
+                    settle::leg(lane, to, None, Ok(answer.head.status));
+                    drop((guard, answer));
+                    pause
                 }
                 Err(fault) => {
-                    settle::judge(lane, slot, Err(fault.what));
-                    if fault.row().retry && self.another(request, slot) {
-                        lane.count(Tally::Retries, 1);
-                        continue;
-                    }
+                    settle::judge(lane, guard.slot(), Err(fault.what));
+                    let pause = self.after_fault(request, guard.slot(), &fault);
                     drop(guard);
-                    return self.refuse(client, request, fault).await;
+                    match pause {
+                        Some(pause) => pause,
+                        None => return self.refuse(client, request, fault).await,
+                    }
                 }
+            };
+            if let Err(what) = self.pause(client, request, pause).await {
+                return self.refuse(client, request, what.into()).await;
             }
         };
-        let (slot, era) = (guard.slot(), guard.era());
-        let outcome = match relay::relay(lane, client, request, answer).await {
-            Ok(outcome) => outcome,
-            Err(fault) => {
-                settle::judge(lane, slot, Err(fault.what));
+        self.pass(client, request, guard, answer, None).await
+    }
+
+    /// Relays an answer and settles its request.
+    async fn pass(
+        &self,
+        client: &Client<W::Conn>,
+        request: &mut Request,
+        guard: LoadGuard,
+        answer: passage::Answer<W::Conn>,
+        side: Option<Side>,
+    ) -> Then {
+        let lane = &*self.lane;
+        match relay::relay(lane, client, request, answer).await {
+            Ok(outcome) => {
+                let then = settle::settle(lane, request, guard.slot(), guard.era(), outcome);
                 drop(guard);
-                return self.refuse(client, request, fault).await;
+                then
             }
-        };
-        let then = settle::settle(lane, request, slot, era, outcome);
-        drop(guard);
-        then
+            Err(fault) => {
+                settle::judge(lane, guard.slot(), Err(fault.what));
+                drop(guard);
+                let fault = side.map_or(fault.clone(), |side| fault.of(side));
+                self.refuse(client, request, fault).await
+            }
+        }
+    }
+
+    /// How the request goes to a worker.
+    fn leg<'a>(
+        &self,
+        request: &'a Request,
+        (slot, era): (Slot, u32),
+        timer: &'a Timer,
+        first_byte: Duration,
+    ) -> Leg<'a> {
+        Leg {
+            slot,
+            era,
+            method: request.head.method,
+            deadline_us: request.started_us + self.lane.config.request_timeout.as_micros() as u64,
+            first_byte_us: first_byte.as_micros() as u64,
+            timer,
+            attempts: &request.attempts,
+            reuse: Reuse::Replay,
+        }
+    }
+
+    /// The pool of prefill workers, where the request's model is served by pairs and its route is one for them.
+    fn pairs(&self, request: &Request) -> Option<PoolId> {
+        let mut view = self.lane.view.borrow_mut();
+        view.refresh();
+        if !view.has_pairs() || !ROUTES.get(request.route).is_some_and(|route| route.generates) {
+            return None;
+        }
+        let mut scratch = self.lane.buffers.take();
+        let pool = view.pairs(request.ask.model(request.body(), &mut scratch));
+        self.lane.buffers.give(scratch);
+        pool
     }
 
     /// Chooses and charges a worker; a plain function from request and view to guard.
     fn route(&self, request: &Request) -> Result<LoadGuard, Fault> {
         let lane = &*self.lane;
-        if lane.shared.drain.phase() > crate::shared::drain::Phase::Draining {
-            return Err(What::ShuttingDown.into());
-        }
+        self.may_route()?;
         let mut scratch = lane.buffers.take();
         let model = match request.answerer {
             Answer::Worker => request.ask.model(request.body(), &mut scratch),
             _ => None,
         };
+        let mut view = lane.view.borrow_mut();
+        let want = self.want(request, model, self.role(&view, request), lane.config.policy);
+        let chosen = route::choose(&mut view, &want, lane.wire.now_us(), &mut lane.rng.borrow_mut(), lane.tallies());
+        lane.buffers.give(scratch);
+        chosen
+    }
+
+    /// The role of the workers that a request without a pair goes to. What answers left behind is with who gave them:
+    /// of pairs that is the decode worker, which is asked before regular ones.
+    fn role(&self, view: &View, request: &Request) -> Role {
+        let vitals = &self.lane.shared.vitals;
+        let untried = |worker: &Worker| {
+            worker.role == Role::Decode && vitals.usable(worker.slot) && !request.avoid.contains(&worker.slot)
+        };
+        match request.answerer {
+            Answer::Holder if view.has_pairs() && view.workers().any(untried) => Role::Decode,
+            _ => Role::Regular,
+        }
+    }
+
+    fn may_route(&self) -> Result<(), Fault> {
+        match self.lane.shared.drain.phase() > crate::shared::drain::Phase::Draining {
+            true => Err(What::ShuttingDown.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// What a request wants of a worker.
+    fn want<'a>(
+        &'a self,
+        request: &'a Request,
+        model: Option<&'a [u8]>,
+        role: Role,
+        policy: Policy,
+    ) -> route::Want<'a> {
         let (kind, symbols) = request.inspector.key();
         let value = |span: Option<Span>| span.map(|span| span.of(&request.input));
-        let want = route::Want {
+        route::Want {
             model,
             anyone: request.answerer != Answer::Worker || request.extra.is_some(),
-            role: Role::Regular,
-            policy: lane.config.policy,
-            routing: &lane.config.routing,
+            role,
+            policy,
+            routing: &self.lane.config.routing,
             avoid: &request.avoid,
             symbols,
             kind,
             routing_key: value(request.head.first(FieldKind::RoutingKey)).unwrap_or_default(),
             target: value(self.target(request)),
             length: request.body().len(),
-        };
-        let mut view = lane.view.borrow_mut();
-        let chosen = route::choose(&mut view, &want, lane.wire.now_us(), &mut lane.rng.borrow_mut(), lane.tallies());
-        lane.buffers.give(scratch);
-        chosen
+        }
     }
 
     /// Where the request names its worker, if it may.
@@ -207,20 +320,6 @@ impl<W: Wire> Flow<W> {
         let named = request.head.first(FieldKind::TargetWorker)?;
         let given = request.head.named(&request.input, TARGET_SECRET)?;
         secret.is(given.of(&request.input)).then_some(named)
-    }
-
-    /// Notes a worker as tried; whether there is reason to go on.
-    fn another(&self, request: &mut Request, slot: Slot) -> bool {
-        let again = request.avoid.contains(&slot);
-        request.avoid.push(slot);
-        if request.answerer == Answer::Holder {
-            // Who has said that it does not know the id is not asked again.
-            let shared = self.lane.shared;
-            let asked = |slot| request.avoid.contains(&slot) || !shared.vitals.usable(slot);
-            let left = shared.roster.snapshot().workers.iter().any(|w| !asked(w.slot));
-            return left && request.attempts < crate::limits::MAX_HOLDER_TRIES;
-        }
-        !again && request.attempts < self.lane.config.max_attempts
     }
 
     /// Answers a fault, where an answer is possible.
@@ -234,14 +333,14 @@ impl<W: Wire> Flow<W> {
             return Then::Cut;
         }
         let mut out = lane.buffers.take();
-        request.keep_alive &= request.complete && !lane.is_draining();
+        request.keep_alive.set(request.keep_alive.get() && request.complete && !lane.is_draining());
         let allow = match fault.what {
             What::MethodNotAllowed => request.allow(&lane.config.extra_routes),
             _ => Vec::new(),
         };
         let extra = Extra {
             request_id: Some(&request.id).filter(|id| !id.is_empty()).map(Vec::as_slice),
-            keep_alive: request.keep_alive,
+            keep_alive: request.keep_alive.get(),
             allow: &allow,
             head_only: request.is_head(),
             version: request.head.version,
@@ -254,11 +353,11 @@ impl<W: Wire> Flow<W> {
     async fn say(&self, client: &Client<W::Conn>, request: &mut Request, out: Vec<u8>, status: u16) -> Then {
         let lane = &*self.lane;
         client.send(lane, Outgoing::Heap(out));
-        let sent = if request.keep_alive { Ok(()) } else { client.flush(lane).await };
+        let sent = if request.keep_alive.get() { Ok(()) } else { client.flush(lane).await };
         settle::count(lane, request, status);
         match sent {
             Err(_) => Then::Cut,
-            Ok(()) if request.keep_alive => Then::Keep,
+            Ok(()) if request.keep_alive.get() => Then::Keep,
             Ok(()) => Then::Close,
         }
     }

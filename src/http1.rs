@@ -15,4 +15,4 @@ pub use head::{Field, FieldKind, HeadLimits, MAX_FIELDS, Method, Parsed, Version
 pub use reply::{CONTINUE, Extra, error, local};
 pub use request::{BodyLength, RequestHead, request_id};
 pub use response::{AnswerBody, ResponseHead};
-pub use write::{Answer, Forward, request_head, response_head};
+pub use write::{Answer, Forward, LAST_CHUNK, chunk, request_head, response_head};

@@ -73,6 +73,14 @@ impl<W: Wire> Lane<W> {
         self.tallies().add(tally, n);
     }
 
+    /// When a worker whose answer has begun is given up if nothing more comes; the deadline at the latest.
+    pub fn stall_deadline(&self, deadline_us: u64) -> u64 {
+        match self.config.stall_timeout.as_micros() as u64 {
+            0 => deadline_us,
+            stall_us => deadline_us.min(self.wire.now_us() + stall_us),
+        }
+    }
+
     /// Whether connections are to be closed when their request is done.
     pub fn is_draining(&self) -> bool {
         self.shared.drain.phase() >= Phase::Draining

@@ -9,8 +9,19 @@ pub const MAX_WORKERS: usize = 4096;
 pub const MAX_LANES: usize = 256;
 /// Most model names that a single worker may announce; further ones are ignored with a warning.
 pub const MAX_MODELS_PER_WORKER: usize = 256;
-/// Bits of the packed load word that hold the processed count; the in-flight count lies above.
+/// Most data-parallel ranks of one engine.
+pub const MAX_DP_SIZE: u32 = 1024;
+/// Longest name of a group of prefill and decode workers, in bytes.
+pub const MAX_GROUP_BYTES: usize = 128;
+/// Bits of the packed load word that hold the processed work; the in-flight count lies above.
 pub const PROCESSED_BITS: u32 = 40;
+/// Bytes of a request that count as one unit of work: what one symbol of a text's key stands for.
+pub const WORK_BYTES: usize = 64;
+/// Part of a worker's lead in processed work that fades each second: half of a lead is gone in 44 s.
+pub const WORK_FADE: u64 = 64;
+/// Processed work at which all counts are taken back. 100 000 requests of 8 KiB a second, all of them to one worker,
+/// take 12 hours to come here and as long again to the end of the range.
+pub const MOST_WORK: u64 = 1 << (PROCESSED_BITS - 1);
 /// Bits of the packed load word that hold the in-flight count.
 pub const IN_FLIGHT_BITS: u32 = 24;
 /// Fleets up to this size are always read fresh; larger ones through the shard-local copy.
@@ -50,15 +61,30 @@ pub const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
 pub const MAX_TRAILER_BYTES: usize = 16 * 1024;
 /// Deepest nesting of a JSON body (the peers' parser, Python's, gives up near 1000).
 pub const MAX_JSON_DEPTH: usize = 512;
+/// Members of one body that some leg must not carry; an honest body has each name once.
+pub const MAX_MARKS: usize = 64;
+/// Prompts of one request that a prefill/decode pair takes: each costs some 50 bytes of room numbers and addresses in
+/// both bodies, where it may be one of 3 bytes in the client's.
+pub const MAX_PAIR_BATCH: u32 = 4096;
+/// Longest event of a stream into which the prefill's log probabilities are put; a longer one passes without them.
+pub const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 /// New connections that may wait for one lane to take them over.
 pub const HANDOVER_QUEUE: usize = 1024;
+/// Further attempts that a lane may make beyond the share of its requests: what it starts with, and can save up again.
+pub const FREE_RETRIES: f64 = 32.0;
+/// Longest pause that the only worker left may ask for (Retry-After); its answer is passed on if it asks for more.
+pub const MAX_RETRY_AFTER_US: u64 = 5_000_000;
 /// Workers that are asked for one that holds an id.
 pub const MAX_HOLDER_TRIES: u32 = 16;
+/// Longest body of an answer that is read whole: a prefill's, for what the decode worker or the client needs of it, and
+/// a decode's into which that is put.
+pub const MAX_KEPT_ANSWER_BYTES: usize = 64 << 20;
 /// Interim (1xx) answers accepted from a worker before its final one.
 pub const MAX_INTERIM: usize = 16;
 
 const _: () = assert!(PROCESSED_BITS + IN_FLIGHT_BITS == 64);
 const _: () = assert!(MAX_WORKERS <= u16::MAX as usize);
+const _: () = assert!(MAX_DP_SIZE as usize <= MAX_WORKERS);
 const _: () = assert!(RECV_BUFFERS.is_power_of_two() && RECV_BUFFERS <= 32768);
 const _: () = assert!(RING_COMPLETIONS >= RING_ENTRIES);
 const _: () = assert!(BODY_TURN_BYTES >= RECV_BUFFER_BYTES);

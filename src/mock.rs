@@ -4,13 +4,16 @@
 //! routes, same shapes, a prefix cache, a prefill queue, batched decoding, aborts, and faults on demand.
 //! Never runs a model, never imports another part of corelane, so the gateway cannot be tuned to it.
 //!
-//! Faults ride in the JSON body, under a top-level object `"mock"`; see [`Controls`].
+//! Faults ride in the JSON body, under a top-level object `"mock"`; see [`Controls`]. The engines of a process know
+//! each other: a prefill and a decode engine serve a pair of requests together, as strictly as the real ones, and count
+//! in [`Stats`] what those would stumble over.
 
 mod ask;
 pub mod cache;
 mod engine;
 mod http;
 pub mod load;
+mod pair;
 mod plain;
 mod server;
 mod stats;
@@ -31,10 +34,21 @@ pub enum Role {
     /// An ordinary worker.
     #[default]
     Regular,
-    /// A prefill worker; generates like any other, and opens the room that `bootstrap_room` names.
+    /// A prefill worker; works prompts off, hands them over to a decode worker of the same process, and answers with
+    /// one token.
     Prefill,
-    /// A decode worker; with a `bootstrap_room` it waits until a prefill worker of the same process has opened it.
+    /// A decode worker; generates what a prefill worker of the same process has handed over.
     Decode,
+}
+
+/// How vLLM's engines hand a prompt over. SGLang's meet in bootstrap rooms instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Connector {
+    /// Prefill first; what it answers as `kv_transfer_params` goes to the decode engine.
+    #[default]
+    Nixl,
+    /// Both at once, with a common `transfer_id`.
+    Mooncake,
 }
 
 /// How the engines of a fleet behave. The default has no delays, no cache, no limits, and uvicorn's keep-alive.
@@ -66,10 +80,20 @@ pub struct Settings {
     pub ready_after_ms: u64,
     /// When set, `Authorization: Bearer …` must carry it.
     pub api_key: Option<String>,
-    /// Data-parallel size that `/server_info` and `/v1/loads` report.
+    /// Data-parallel ranks: reported by `/server_info` and `/v1/loads`, named by requests, counted in `Stats::ranks`.
+    /// They share one batch and one cache.
     pub dp_size: usize,
-    /// Speak vLLM's dialect where it differs: `owned_by`, metric names, nested errors.
+    /// Speak vLLM's dialect where it differs: `owned_by`, metric names, nested errors, handing over.
     pub vllm: bool,
+    /// How prefill and decode engines hand over, with `vllm`.
+    pub connector: Connector,
+    /// Milliseconds that the transfer of a cache takes: on SGLang's prefill engines, on vLLM's decode engines.
+    pub transfer_ms: f64,
+    /// Milliseconds that a leg of a pair waits for its partner before it is answered with 500.
+    pub room_timeout_ms: u64,
+    /// Give each vLLM prefill engine with Mooncake a bootstrap server on a free port. Without one its bootstrap
+    /// address is said to be port 8998 of its host.
+    pub bootstrap: bool,
     /// Bytes of the last body that [`Stats`] keeps.
     pub keep_body_bytes: usize,
     /// Largest body that is read, in bytes; a larger one is answered with 413.
@@ -96,10 +120,21 @@ impl Default for Settings {
             api_key: None,
             dp_size: 1,
             vllm: false,
+            connector: Connector::Nixl,
+            transfer_ms: 0.0,
+            room_timeout_ms: 30_000,
+            bootstrap: false,
             keep_body_bytes: 16 << 20,
             max_body_bytes: 1 << 30,
             threads: 1,
         }
+    }
+}
+
+impl Settings {
+    /// Whether decode engines look for this one by its engine id.
+    fn is_mooncake_prefill(&self) -> bool {
+        self.vllm && self.connector == Connector::Mooncake && self.role == Role::Prefill
     }
 }
 
@@ -116,23 +151,34 @@ impl Fleet {
     /// # Errors
     /// A port that cannot be bound (nothing is started then), or a thread that cannot be made.
     pub fn start(settings: Settings, addr: impl Into<SocketAddr>, count: usize) -> io::Result<Fleet> {
+        Fleet::start_mixed(vec![(settings, count)], addr)
+    }
+
+    /// The same with engines of several kinds, in this order; the highest number of threads counts.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub fn start_mixed(parts: Vec<(Settings, usize)>, addr: impl Into<SocketAddr>) -> io::Result<Fleet> {
         let addr = addr.into();
+        let threads = parts.iter().map(|(settings, _)| settings.threads).max().unwrap_or(1);
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(settings.threads.max(1))
+            .worker_threads(threads.max(1))
             .thread_name("mock-engine")
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
-        let settings = Arc::new(settings);
         // Made first: where a port cannot be bound, its drop stops the runtime the right way.
-        let mut fleet = Fleet { engines: Vec::with_capacity(count), runtime: Some(runtime) };
-        for i in 0..count {
-            let mut at = addr;
-            if addr.port() != 0 {
-                let port = u16::try_from(addr.port() as usize + i).map_err(|_| io::ErrorKind::InvalidInput)?;
-                at.set_port(port);
+        let mut fleet = Fleet { engines: Vec::new(), runtime: Some(runtime) };
+        for (settings, count) in parts {
+            let settings = Arc::new(settings);
+            for _ in 0..count {
+                let mut at = addr;
+                if addr.port() != 0 {
+                    let port = addr.port() as usize + fleet.engines.len();
+                    at.set_port(u16::try_from(port).map_err(|_| io::ErrorKind::InvalidInput)?);
+                }
+                fleet.engines.push(Engine::start(settings.clone(), at, handle.clone())?);
             }
-            fleet.engines.push(Engine::start(settings.clone(), at, handle.clone())?);
         }
         Ok(fleet)
     }

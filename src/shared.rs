@@ -3,10 +3,13 @@
 //! Takes plain values from lanes and the control thread, gives them to each other. Never blocks, never
 //! does I/O, never holds anything that belongs to one core (`Rc`, `RefCell`). Each object names its writer.
 
+mod atomic;
 pub mod buckets;
 pub mod drain;
 pub mod handover;
 pub mod load;
+#[cfg(test)]
+mod load_tests;
 pub mod memory;
 pub mod prefix;
 pub mod readiness;
@@ -24,7 +27,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 pub struct Shared {
     /// Which workers exist. Writer: control.
     pub roster: roster::Roster,
-    /// In-flight and processed counts by slot. Writers: every lane, through [`load::Load`].
+    /// In-flight counts and processed work by slot. Writers: every lane, through [`load::Load`].
     pub load: load::Load,
     /// Health by slot. Writers: control (probes, pauses) and every lane (outcomes of requests).
     pub vitals: vitals::Vitals,

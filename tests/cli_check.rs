@@ -59,14 +59,14 @@ fn a_good_file_gives_one_line() {
 #[test]
 fn every_mistake_is_told_and_counted() {
     let file = Scratch::new("bad", "prot = 1\npool_size = 0\n\n[[workers]]\nurl = 'https://w'\n");
-    let args = ["check", "--config", file.path(), "--max-header", "5", "--decode", "http://d", "--port", "x"];
+    let args = ["check", "--config", file.path(), "--max-header", "5", "--selector", "a=b", "--port", "x"];
     let done = corelane(&args, &[("CORELANE_CORES", "0-2,1"), ("CORELANE_HALF_CLOSE", "serv")]);
     assert_eq!(done.status.code(), Some(2));
     assert_eq!(out(&done), "");
     let file = file.path();
     let wanted = [
         "--max-header: no such flag; did you mean --max-headers?".to_owned(),
-        "--decode: not supported yet (prefill/decode pairs); leave it out".to_owned(),
+        "--selector: not supported yet (service discovery); leave it out".to_owned(),
         "--port: \"x\" is not a whole number; give a whole number from 0 to 65535".to_owned(),
         "CORELANE_CORES: core 1 is listed twice; give auto, or cores such as 0-3,6".to_owned(),
         "CORELANE_HALF_CLOSE: \"serv\" is not known; did you mean serve? give one of abort, serve".to_owned(),
@@ -80,6 +80,57 @@ fn every_mistake_is_told_and_counted() {
     ];
     let told = err(&done);
     assert_eq!(told.lines().collect::<Vec<_>>(), wanted, "{told}");
+}
+
+#[test]
+fn pairs_are_counted_and_nonsense_is_told() {
+    let pair = ["check", "--prefill", "http://p:1", "8998", "--decode", "http://d:1", "--decode-policy", "round_robin"];
+    let done = corelane(&pair, &[]);
+    assert_eq!(done.status.code(), Some(0), "{}", err(&done));
+    let line = out(&done);
+    assert!(
+        line.contains("2 workers (1 prefill, 1 decode), prefill by cache_aware, decode by round_robin, "),
+        "{line}"
+    );
+
+    let done = corelane(&["check"], &[("CORELANE_PREFILL", "http://p:1 8998"), ("CORELANE_CONNECTOR", "mooncake")]);
+    assert_eq!(done.status.code(), Some(2));
+    let told = err(&done);
+    let wanted = [
+        "CORELANE_CONNECTOR: only vLLM has connectors, and no worker is vLLM; add --backend vllm, or leave it out",
+        "CORELANE_PREFILL: http://p:1 is a prefill worker without any decode worker of its group and backend (no group, \
+         sglang); add one, or give both the same group and backend",
+        "corelane: 2 mistakes to correct; nothing was started",
+    ];
+    assert_eq!(told.lines().collect::<Vec<_>>(), wanted, "{told}");
+}
+
+#[test]
+fn pairs_are_printed_so_that_they_can_be_read_again() {
+    let file = Scratch::new(
+        "pairs",
+        "prefill = ['http://p:1 8998']\ndecode = ['http://d:1']\n[[workers]]\nurl = 'http://v:1'\nrole = 'prefill'\n\
+         backend = 'vllm'\nconnector = 'mooncake'\ngroup = 'g'\nbootstrap_port = 7\ndp_size = 2\n[[workers]]\n\
+         url = 'http://w:1'\nrole = 'decode'\nbackend = 'vllm'\nconnector = 'mooncake'\ngroup = 'g'\n",
+    );
+    let first = corelane(&["check", "--print", "--config", file.path()], &[]);
+    assert_eq!(first.status.code(), Some(0), "{}", err(&first));
+    let text = out(&first);
+    for line in [
+        "prefill = [\"http://p:1 8998\"]",
+        "backend = \"vllm\"\nconnector = \"mooncake\"\ngroup = \"g\"\nbootstrap_port = 7\ndp_size = 2\n",
+        "# decode_policy is not set",
+        "\n# Prefill/decode\n",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    let again = Scratch::new("pairs-again", &text);
+    let second = corelane(&["check", "--print", "--config", again.path()], &[]);
+    assert_eq!(second.status.code(), Some(0), "{}", err(&second));
+    let bare = |text: &str| {
+        text.lines().map(|l| l.split('#').next().unwrap_or_default().trim().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(bare(&text), bare(&out(&second)));
 }
 
 #[test]

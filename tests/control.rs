@@ -9,15 +9,16 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use corelane::config::{Config, Role, WorkerSpec};
+use corelane::config::{Backend, Config, Role, WorkerSpec};
 use corelane::control::exposition::Exposition;
 use corelane::control::fleet::{Fleet, News, Refusal};
 use corelane::control::{Pace, run, run_at};
 use corelane::fault::What;
 use corelane::metrics::{Tally, table};
+use corelane::mock;
 use corelane::shared::Shared;
 use corelane::shared::drain::Phase;
-use corelane::shared::roster::Worker;
+use corelane::shared::roster::{DpRank, Worker};
 use corelane::shared::vitals::Health;
 
 const FAST: Pace = Pace {
@@ -41,7 +42,7 @@ fn config(workers: Vec<WorkerSpec>) -> Config {
 }
 
 fn spec(url: &str, role: Role) -> WorkerSpec {
-    WorkerSpec { url: url.into(), role, models: vec![], api_key: None }
+    WorkerSpec { role, ..WorkerSpec::new(url) }
 }
 
 /// What a scripted worker does with a path.
@@ -402,9 +403,9 @@ fn a_dead_worker_is_probed_but_not_usable() {
         format!("http://{}", gone.local_addr().unwrap())
     };
     let plane = Plane::start(config(vec![
-        spec(&alive.url, Role::Prefill),
-        spec(&dead, Role::Decode),
-        spec("http://no-such-host.invalid:1", Role::Decode),
+        spec(&alive.url, Role::Regular),
+        spec(&dead, Role::Regular),
+        spec("http://no-such-host.invalid:1", Role::Regular),
     ]));
     eventually("all probed", || plane.shared.readiness.snapshot().probed == 3);
     eventually("one usable", || plane.shared.readiness.snapshot().usable == 1);
@@ -474,7 +475,7 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
     assert_eq!(list["total"], 2, "the same URL in the same role is one worker");
     let second = &list["workers"][1];
     let want = serde_json::json!({
-        "id": second["id"], "url": worker.url, "role": "decode", "models": ["m"], "state": "ready",
+        "id": second["id"], "url": worker.url, "role": "decode", "backend": "sglang", "group": "", "dp": null, "models": ["m"], "state": "ready",
         "in_flight": 0, "selected_total": 2, "reason": "its probes succeed", "failures_in_row": 0,
         "last_probe_ms_ago": second["last_probe_ms_ago"],
     });
@@ -497,6 +498,199 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
         assert_eq!((got, &body["error"]["code"]), (status, &code.into()), "{method} {path}");
         assert_eq!(status == 405, head.contains("allow: get,head"), "{head}");
     }
+}
+
+// ---- pairs and ranks ----
+
+fn shown(plane: &Plane) -> Vec<serde_json::Value> {
+    let list: serde_json::Value = serde_json::from_str(&plane.get("/workers").2).unwrap();
+    list["workers"].as_array().unwrap().clone()
+}
+
+fn readiness(plane: &Plane) -> (u16, serde_json::Value) {
+    let (status, body) = plane.shared.readiness.json(Phase::Serving);
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+#[test]
+fn every_rank_of_an_engine_is_a_worker_of_its_own() {
+    let engines = mock::Settings { dp_size: 4, ..mock::Settings::default() };
+    let engines = mock::Fleet::start(engines, ([127, 0, 0, 1], 0), 1).unwrap();
+    let url = engines.urls().remove(0);
+    let mut config = config(vec![spec(&url, Role::Regular), spec("http://[::1]:9/x", Role::Decode)]);
+    config.workers[1].dp_size = Some(2);
+    config.dp_aware = true;
+    let plane = Plane::start(config);
+    eventually("all ranks are usable", || plane.shared.readiness.snapshot().usable == 4);
+    let snapshot = plane.shared.roster.snapshot();
+    for rank in 0..4 {
+        let worker = plane.worker(&format!("{url}@{rank}"));
+        assert_eq!(worker.pairing.dp, Some(DpRank { rank, size: 4 }));
+        assert_eq!((&*worker.prefix, worker.addrs.len(), worker.models.len()), ("", 1, 1));
+        assert!(url.ends_with(&worker.addrs[0].to_string()));
+        assert_eq!(snapshot.worker(worker.slot, worker.era).unwrap().url, worker.url);
+    }
+    for rank in 0..2 {
+        let worker = plane.worker(&format!("http://[::1]:9/x@{rank}"));
+        assert_eq!((&*worker.prefix, worker.addrs[0]), ("/x", "[::1]:9".parse().unwrap()));
+        assert_eq!((worker.pairing.dp, &*worker.pairing.bootstrap_host), (Some(DpRank { rank, size: 2 }), "[::1]"));
+    }
+    let list = shown(&plane);
+    assert_eq!(list.len(), 6);
+    let third = list.iter().find(|w| w["url"] == format!("{url}@2")).unwrap();
+    assert_eq!((&third["dp"], &third["group"]), (&serde_json::json!({"rank": 2, "size": 4}), &serde_json::Value::Null));
+    assert!(plane.get("/metrics").2.contains(&format!(r#"corelane_worker_up{{worker="{url}@3",role="regular"}} 1"#)));
+}
+
+#[test]
+fn an_engine_waits_until_its_size_is_known_and_a_new_size_replaces_its_ranks() {
+    let worker = Script::healthy("m");
+    worker.on("/get_server_info", 503, "");
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    config.dp_aware = true;
+    let plane = Plane::start(config);
+    eventually("asked more often than for a description alone", || worker.times("/get_server_info") > 5);
+    eventually("judged", || shown(&plane)[0]["reason"] == "its data-parallel size is not known yet");
+    assert_eq!(plane.health(&worker.url), Health::Pending, "its probes succeed, but it has to wait");
+
+    worker.on("/get_server_info", 200, r#"{"dp_size":2}"#);
+    eventually("two ranks", || plane.shared.readiness.snapshot().usable == 2);
+    let old = plane.worker(&format!("{}@1", worker.url));
+    let (probes, began) = (worker.times("/health"), Instant::now());
+    a_while();
+    let due = began.elapsed().as_millis() as usize / 36 + 2;
+    assert!(worker.times("/health") - probes <= due, "one probe an engine, not one a rank");
+
+    worker.on("/health", 500, "");
+    eventually("out", || plane.health(&format!("{}@0", worker.url)) == Health::Unhealthy);
+    worker.on("/get_server_info", 200, r#"{"dp_size":3}"#);
+    worker.on("/health", 200, "");
+    eventually("three ranks", || plane.shared.readiness.snapshot().usable == 3);
+    let new = plane.worker(&format!("{}@1", worker.url));
+    assert_ne!((new.slot, new.era), (old.slot, old.era), "what the old rank knew is forgotten");
+    assert_eq!(new.pairing.dp, Some(DpRank { rank: 1, size: 3 }));
+    assert_eq!((shown(&plane).len(), plane.shared.readiness.snapshot().configured), (3, 3));
+}
+
+#[test]
+fn an_engine_that_says_no_size_has_one_rank() {
+    let worker = Script::healthy("m");
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    config.dp_aware = true;
+    let plane = Plane::start(config);
+    eventually("usable", || plane.health(&worker.url) == Health::Ready);
+    assert_eq!(plane.worker(&worker.url).pairing.dp, None);
+}
+
+#[test]
+fn a_mooncake_prefill_worker_waits_for_the_id_of_its_engine() {
+    let [prefill, bootstrap, decode] = ["m"; 3].map(Script::healthy);
+    let port = |script: &Script| script.url.rsplit(':').next().unwrap().parse().unwrap();
+    let mut given = [spec(&prefill.url, Role::Prefill), spec(&decode.url, Role::Decode)];
+    for worker in &mut given {
+        (worker.backend, worker.group) = (Backend::VllmMooncake, "g".into());
+    }
+    (given[0].bootstrap_port, given[0].dp_size) = (Some(port(&bootstrap)), Some(2));
+    given[0].api_key = Some("sesame".into());
+    let plane = Plane::start(config(given.to_vec()));
+    let rank = |rank: u32| plane.worker(&format!("{}@{rank}", prefill.url));
+    eventually("asked again and again", || bootstrap.times("/query") > 3);
+    eventually("decode is in", || plane.health(&decode.url) == Health::Ready);
+    bootstrap.on("/query", 200, "[]");
+    let before = bootstrap.times("/query");
+    eventually("asked after nonsense", || bootstrap.times("/query") > before + 2);
+    assert_eq!(plane.shared.vitals.health(rank(0).slot), Health::Pending);
+    assert_eq!(shown(&plane)[0]["reason"], "Mooncake's id of its engine is not known yet");
+    let (status, body) = readiness(&plane);
+    assert_eq!((status, &body["reason"]), (503, &"no complete pair: model m: no prefill worker is usable".into()));
+
+    bootstrap.on("/query", 200, r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}"#);
+    eventually("in", || plane.shared.readiness.snapshot().usable == 3);
+    assert_eq!([rank(0), rank(1)].map(|w| w.pairing.engine_id.clone()), [Some("e0".into()), Some("e1".into())]);
+    let pairing = rank(0).pairing.clone();
+    assert_eq!((&*pairing.bootstrap_host, pairing.mooncake_port()), ("127.0.0.1", port(&bootstrap)));
+    assert!(bootstrap.asked.lock().unwrap().iter().all(|(_, key)| key.is_empty()), "the key is the engine's");
+    assert_eq!(readiness(&plane).0, 200);
+
+    // Another engine behind the same address is not let in under the old id.
+    prefill.on("/health", 500, "");
+    eventually("out", || plane.shared.vitals.health(rank(0).slot) == Health::Unhealthy);
+    bootstrap.on("/query", 200, r#"{"engine_id":"new"}"#);
+    prefill.on("/health", 200, "");
+    eventually("in again", || plane.shared.readiness.snapshot().usable == 3);
+    eventually("under its new id", || [rank(0), rank(1)].iter().all(|w| w.pairing.engine_id.as_deref() == Some("new")));
+}
+
+#[test]
+fn readiness_takes_a_complete_pair_for_every_model() {
+    let [prefill, decode, lone] = ["m", "m", "n"].map(Script::healthy);
+    decode.on("/health", 503, "");
+    let workers = [spec(&prefill.url, Role::Prefill), spec(&decode.url, Role::Decode), spec(&lone.url, Role::Regular)];
+    let plane = Plane::start(config(workers.to_vec()));
+    eventually("two are usable", || plane.shared.readiness.snapshot().usable == 2);
+    eventually("probed", || plane.shared.readiness.snapshot().probed == 3);
+    let (status, body) = readiness(&plane);
+    assert_eq!((status, &body["reason"]), (503, &"no complete pair: model m: no decode worker is usable".into()));
+    decode.on("/health", 200, "");
+    eventually("ready", || readiness(&plane).0 == 200);
+    let team = |role: &str| serde_json::json!({"role": role, "group": "", "backend": "sglang", "configured": 1, "usable": 1, "dp_ranks": 0});
+    assert_eq!(readiness(&plane).1["pairs"], serde_json::json!([team("prefill"), team("decode")]));
+    let group = |role: &str| shown(&plane).iter().find(|w| w["role"] == role).unwrap()["group"].clone();
+    assert_eq!(["regular", "prefill"].map(group), [serde_json::Value::Null, "".into()]);
+}
+
+#[test]
+fn readiness_of_pairs_minds_groups_and_does_without_models() {
+    let shared = Shared::leak(1);
+    let mut fleet = Fleet::new(shared);
+    let mut register = |role, port: u16, group: &str| {
+        let worker = WorkerSpec { group: group.into(), ..spec(&format!("http://10.0.0.1:{port}"), role) };
+        let id = fleet.register(&worker).unwrap();
+        fleet.apply(id, News::Probed);
+        fleet.apply(id, News::Health(Health::Ready, "test".into()));
+        id
+    };
+    register(Role::Prefill, 1, "x");
+    let decode = register(Role::Decode, 2, "y");
+    fleet.settle();
+    let (status, body) = shared.readiness.json(Phase::Serving);
+    let lack = "no complete pair: no usable prefill worker shares group and backend with a usable decode worker";
+    assert!(status == 503 && body.contains(lack), "{body}");
+    fleet.remove(decode);
+    let worker = WorkerSpec { group: "x".into(), ..spec("http://10.0.0.1:3", Role::Decode) };
+    let id = fleet.register(&worker).unwrap();
+    fleet.apply(id, News::Probed);
+    fleet.apply(id, News::Health(Health::Ready, "test".into()));
+    fleet.settle();
+    let (status, body) = shared.readiness.json(Phase::Serving);
+    assert_eq!(status, 200, "{body}");
+}
+
+#[test]
+fn ranks_that_find_no_slot_leave_everything_as_it_was() {
+    let shared = Shared::leak(1);
+    let mut fleet = Fleet::new(shared).dp_aware(true);
+    let large =
+        |host: u8| WorkerSpec { dp_size: Some(1024), ..spec(&format!("http://10.0.0.{host}:1"), Role::Regular) };
+    let ids: Vec<_> = (0..3).map(|host| fleet.register(&large(host)).unwrap()).collect();
+    let waiting = fleet.register(&spec("http://10.0.1.1:1", Role::Regular)).unwrap();
+    assert_eq!(fleet.register(&large(9)), Err(Refusal::Full));
+    fleet.apply(waiting, News::Health(Health::Ready, "test".into()));
+    fleet.settle();
+    assert_eq!(shared.roster.snapshot().workers.len(), 3 * 1024 + 1);
+    shared.roster.ended(0);
+    fleet.apply(waiting, News::Ranks(1025));
+    fleet.settle();
+    assert_eq!(shared.roster.snapshot().workers.len(), 3 * 1024 + 1, "too many");
+    assert!(!shared.vitals.usable(waiting.slot));
+    fleet.apply(waiting, News::Ranks(1024));
+    fleet.settle();
+    assert_eq!((shared.roster.snapshot().workers.len(), shared.readiness.snapshot().usable), (4096, 1024));
+    assert!(fleet.remove(ids[0]));
+    fleet.settle();
+    fleet.apply(waiting, News::Ranks(8));
+    fleet.settle();
+    assert_eq!((shared.roster.snapshot().workers.len(), shared.readiness.snapshot().usable), (2 * 1024 + 8, 8));
 }
 
 #[test]

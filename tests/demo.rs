@@ -211,6 +211,104 @@ fn a_stream_in_progress_is_finished() {
     assert_at_rest(&lines, 1);
 }
 
+/// The rows of the table for a role: in-flight, selections and tokens per second of each worker.
+fn rows(lines: &[String], role: &str) -> Vec<[u64; 3]> {
+    let mut rows = Vec::new();
+    for line in lines.iter().filter(|line| line.starts_with("127.0.0.1:")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words[1] == role {
+            rows.push([3, 4, 5].map(|i: usize| words[i].parse().unwrap_or_else(|e| panic!("{e}: {line}"))));
+        }
+    }
+    rows
+}
+
+#[test]
+fn pairs_are_shown_by_role() {
+    let mut demo = Demo::start(&["--pd", "--plain", "--port", "0"]);
+    for role in ["prefill", "decode"] {
+        assert_eq!(demo.line(role).matches(" 127.0.0.1:").count(), 2);
+    }
+    demo.line("curl");
+    assert!(demo.line("worker ").contains(" role "));
+    demo.line("1 s");
+    demo.interrupt();
+    let (code, lines, complaints) = demo.end();
+    assert_eq!((code, &*complaints), (0, ""), "{lines:#?}");
+    assert_at_rest(&lines, 4);
+    for role in ["prefill", "decode"] {
+        assert!(rows(&lines, role).len() >= 2, "{role}: {lines:#?}");
+        assert_eq!(lines.iter().filter(|l| l.contains("at rest: 0 ") && l.contains(role)).count(), 2, "{lines:#?}");
+    }
+}
+
+#[test]
+fn pairs_serve_the_load_and_the_line_to_paste() {
+    let mut demo = Demo::start(&["--pd", "--plain", "--port", "0", "--load", "8", "--seconds", "4"]);
+    let curl = demo.line("curl");
+    let answer = by_hand(&curl);
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: [DONE]"), "{answer}");
+    if let Some(events) = by_curl(&curl) {
+        assert!(is_whole_stream(&events), "{events}");
+    }
+    let (code, lines, complaints) = demo.end();
+    assert_eq!((code, &*complaints), (0, ""), "{lines:#?}");
+    assert_at_rest(&lines, 4);
+    assert!(lines.iter().any(|line| line.starts_with("load ") && line.contains(" 0 failed")), "{lines:#?}");
+    for role in ["prefill", "decode"] {
+        let rows = rows(&lines, role);
+        let last = &rows[rows.len() - 2..];
+        assert!(last.iter().all(|[_, selections, _]| *selections > 0), "{role}: {lines:#?}");
+        assert!(rows.iter().any(|[.., tokens]| *tokens > 0), "{role}: {lines:#?}");
+    }
+}
+
+/// What each worker of a role got of each burst, and the difference that is printed.
+fn shares(lines: &[String], role: &str) -> Vec<(Vec<u64>, u64)> {
+    let of_role = lines.iter().filter(|line| line.starts_with("burst ") && line.contains(&format!(" {role} ")));
+    let number = |word: &str| word.parse::<u64>().unwrap_or_else(|e| panic!("{e}: {word}"));
+    let read = |line: &String| {
+        let (shares, difference) = line.split_once("  difference ").unwrap();
+        (shares.split_whitespace().skip(3).map(number).collect(), number(difference))
+    };
+    of_role.map(read).collect()
+}
+
+#[test]
+fn bursts_are_spread_evenly_over_pairs() {
+    let (code, lines, complaints) = Demo::start(&["--pd", "--burst", "20", "--plain", "--port", "0"]).end();
+    assert_eq!((code, &*complaints), (0, ""), "{lines:#?}");
+    assert_at_rest(&lines, 16);
+    for role in ["prefill", "decode"] {
+        let bursts = shares(&lines, role);
+        assert_eq!(bursts.len(), 3, "{lines:#?}");
+        for (mut shares, difference) in bursts {
+            shares.sort_unstable();
+            assert_eq!((shares, difference), (vec![2, 2, 2, 2, 3, 3, 3, 3], 1), "{lines:#?}");
+        }
+    }
+    assert!(lines.iter().any(|line| line == "gateway  60 ok, 0 failed, 0 left early"), "{lines:#?}");
+}
+
+#[test]
+fn an_uneven_burst_is_a_failure() {
+    // By chance all of them get 4 less often than once in a thousand million bursts.
+    let args = ["--burst", "64", "--workers", "16", "--policy", "random", "--plain", "--port", "0"];
+    let (code, lines, complaints) = Demo::start(&args).end();
+    assert_eq!(code, 1, "{lines:#?}");
+    assert_at_rest(&lines, 16);
+    let told: Vec<&str> = complaints.lines().collect();
+    for (n, (shares, difference)) in shares(&lines, "regular").into_iter().enumerate() {
+        assert_eq!(shares.iter().sum::<u64>(), 64, "{lines:#?}");
+        assert_eq!(shares.iter().max().unwrap() - shares.iter().min().unwrap(), difference, "{lines:#?}");
+        let told = told.get(n).unwrap_or_else(|| panic!("{complaints}"));
+        let wanted =
+            format!("corelane: burst {}: one regular worker got {difference} requests more than another", n + 1);
+        assert_eq!(**told, wanted);
+    }
+    assert_eq!(told.len(), 3, "{complaints}");
+}
+
 #[test]
 fn a_busy_port_is_one_line() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -247,9 +345,15 @@ fn mistakes_are_told_before_anything_starts() {
     ] {
         assert!(complaints.lines().any(|line| line.starts_with(wanted)), "{wanted}: {complaints}");
     }
+    let (code, _, complaints) = Demo::start(&["--pd", "--workers", "3"]).end();
+    assert!(code == 2 && complaints.starts_with("--workers: does not go with --pd"), "{complaints}");
+    let (code, _, complaints) = Demo::start(&["--burst", "2", "--load", "3"]).end();
+    assert!(code == 2 && complaints.starts_with("--load: does not go with --burst"), "{complaints}");
     let (code, lines, _) = Demo::start(&["--help"]).end();
     assert_eq!(code, 0);
-    for flag in ["--host", "--port", "--policy", "--cores", "--workers", "--load", "--seconds", "--plain"] {
+    for flag in
+        ["--host", "--port", "--policy", "--cores", "--workers", "--load", "--seconds", "--plain", "--pd", "--burst"]
+    {
         assert!(lines.iter().any(|line| line.contains(flag)), "{flag}: {lines:#?}");
     }
 }

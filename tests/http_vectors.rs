@@ -553,11 +553,11 @@ fn request_ids_are_taken_in_the_order_of_the_names() {
 fn forward() -> Forward<'static> {
     Forward {
         prefix: "",
-        host: None,
         client: CLIENT,
         authorization: None,
         request_id: b"id-1",
         length: BodyLength::None,
+        dp_rank: None,
     }
 }
 
@@ -593,18 +593,32 @@ fn end_to_end_fields_pass_and_the_rest_does_not() {
 #[test]
 fn what_changes_for_the_worker_changes_once() {
     let wire = with("Authorization: Bearer client\r\nauthorization: Basic x\r\nX-Request-Id: a\r\nx-request-id: b\r\n");
-    let f = Forward {
-        prefix: "/engine",
-        host: Some("w:8000"),
-        authorization: Some("key"),
-        length: BodyLength::Length(12),
-        ..forward()
-    };
+    let f = Forward { prefix: "/engine", authorization: Some("key"), length: BodyLength::Length(12), ..forward() };
     let want = concat!(
-        "POST /engine/v1/completions HTTP/1.1\r\nhost: w:8000\r\nauthorization: Bearer key\r\n",
+        "POST /engine/v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer key\r\n",
         "x-forwarded-for: 192.0.2.7\r\nx-forwarded-proto: http\r\nx-request-id: id-1\r\ncontent-length: 12\r\n\r\n",
     );
     assert_eq!(forwarded(&wire, &f), want);
+}
+
+#[test]
+fn ranks_come_from_the_gateway_alone() {
+    let steering = with(concat!(
+        "x-data-parallel-rank: 7\r\nX-DATA-PARALLEL-RANK: 8\r\nX-Override-: 1\r\nx-override-max-tokens: 1\r\n",
+        "X-OVERRIDE-Content-Type: a\r\nX-Overrid: passes\r\nX-Data-Parallel-Size: passes\r\n",
+        "Connection: x-data-parallel-rank, x-override-max-tokens\r\n",
+    ));
+    let want = |rank: &str| {
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: a\r\nX-Overrid: passes\r\nX-Data-Parallel-Size: passes\r\n\
+             x-forwarded-for: 192.0.2.7\r\nx-forwarded-proto: http\r\nx-request-id: id-1\r\n{rank}\r\n"
+        )
+    };
+    assert_eq!(forwarded(&steering, &forward()), want(""));
+    for rank in [0, 12] {
+        let f = Forward { dp_rank: Some(rank), ..forward() };
+        assert_eq!(forwarded(&steering, &f), want(&format!("x-data-parallel-rank: {rank}\r\n")));
+    }
 }
 
 #[test]
@@ -648,7 +662,6 @@ fn line_ends_in_inputs_are_bugs_that_are_noticed() {
     let wire = get("Host: a\r\n");
     for bad in [
         Forward { request_id: b"a\r\nx: y", ..forward() },
-        Forward { host: Some("a\nb"), ..forward() },
         Forward { authorization: Some("k\r"), ..forward() },
         Forward { prefix: "/\n", ..forward() },
     ] {

@@ -13,7 +13,7 @@ use corelane::flow::inspect::{Inspector, KeyRules};
 use corelane::flow::route::{Want, choose};
 use corelane::lane::view::View;
 use corelane::shared::Shared;
-use corelane::shared::roster::{Slot, Worker};
+use corelane::shared::roster::{Pairing, Slot, Worker};
 use corelane::shared::vitals::Health;
 
 thread_local! {
@@ -64,6 +64,7 @@ fn fleet(workers: usize) -> &'static Shared {
             api_key: None,
             models: ["m".into()].into(),
             server_info: None,
+            pairing: Pairing::default(),
         })
     };
     shared.roster.publish((0..workers).map(worker).collect());

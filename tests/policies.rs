@@ -13,7 +13,7 @@ use corelane::metrics::Tally;
 use corelane::shared::Shared;
 use corelane::shared::load::LoadGuard;
 use corelane::shared::prefix::Kind;
-use corelane::shared::roster::{Slot, Worker};
+use corelane::shared::roster::{Pairing, Slot, Worker};
 use corelane::shared::vitals::Health;
 
 /// Ready workers of model "m" in slots from 0 on.
@@ -36,6 +36,7 @@ fn publish(shared: &Shared, slots: impl Iterator<Item = usize>) {
             api_key: None,
             models: ["m".into()].into(),
             server_info: None,
+            pairing: Pairing::default(),
         })
     };
     shared.roster.publish(slots.map(worker).collect());
@@ -92,7 +93,7 @@ fn loads(shared: &Shared, workers: usize) -> Vec<u32> {
 }
 
 fn hold(shared: &'static Shared, slot: Slot, requests: usize) -> Vec<LoadGuard> {
-    (0..requests).map(|_| shared.load.reserve_unconditional(slot, 1).unwrap()).collect()
+    (0..requests).map(|_| shared.load.reserve_unconditional(slot, 1, 1).unwrap()).collect()
 }
 
 #[test]
@@ -210,6 +211,38 @@ fn a_hot_prefix_spills_and_gains_owners() {
         served[lane.prompt(&symbols).slot() as usize] += 1;
     }
     assert!(served.iter().filter(|&&n| n > 0).count() >= 5, "{served:?}");
+}
+
+#[test]
+fn workers_are_charged_for_what_they_have_to_compute() {
+    let shared = fleet(1, 1);
+    let mut lane = Lane::new(0, shared, Policy::CacheAware);
+    let work = || shared.load.word(0).processed();
+    drop(lane.prompt(&talk(1, 100)));
+    assert_eq!(work(), 101);
+    drop(lane.prompt(&talk(1, 100)));
+    assert_eq!(work(), 102, "known");
+    drop(lane.prompt(&talk(1, 140)));
+    assert_eq!(work(), 143, "the new part");
+    drop(lane.prompt(&[]));
+    assert_eq!(work(), 144);
+    drop(lane.ask(Want { length: 6400, policy: Policy::LeastLoad, ..lane.want }));
+    assert_eq!(work(), 245, "the whole body, by who knows no better");
+}
+
+#[test]
+fn a_miss_goes_to_who_has_computed_least_of_those_near_the_fewest() {
+    let shared = fleet(1, 4);
+    let mut lane = Lane::new(0, shared, Policy::CacheAware);
+    let busy: Vec<_> = [(0, 4), (1, 5), (2, 6), (3, 7)].map(|(slot, n)| hold(shared, slot, n)).into();
+    for (slot, work) in [(0, 9000), (1, 8000), (2, 7000), (3, 10)] {
+        drop(shared.load.reserve_unconditional(slot, 1, work));
+    }
+    assert_eq!(lane.prompt(&talk(1, 50)).slot(), 2, "6 are half as much again as 4, 7 are more");
+    assert_eq!(lane.ask(Want { policy: Policy::LeastLoad, ..lane.want }).slot(), 0);
+    drop(busy);
+    let _one = hold(shared, 3, 1);
+    assert_eq!(lane.prompt(&talk(2, 50)).slot(), 2, "nobody who is busy beside an idle one");
 }
 
 #[test]

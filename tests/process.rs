@@ -589,8 +589,10 @@ fn a_file_with_everything_serves() {
             _ => file.push_str(&format!("{line}\n")),
         }
     }
-    let optional = ["worker_urls", "default_model", "target_worker_secret"];
-    for row in OPTIONS.iter().filter(|r| !optional.contains(&r.key)) {
+    let pairs = ["prefill", "decode", "prefill_policy", "decode_policy"];
+    let optional =
+        |key| pairs.contains(&key) || ["worker_urls", "default_model", "target_worker_secret"].contains(&key);
+    for row in OPTIONS.iter().filter(|r| !optional(r.key)) {
         assert!(file.contains(&format!("\n{} = ", row.key)), "{} is missing in\n{page}", row.key);
     }
     file.push_str(&format!(

@@ -15,6 +15,8 @@ mod hostile;
 mod process;
 #[path = "proxy/protocol.rs"]
 mod protocol;
+#[path = "proxy/retries.rs"]
+mod retries;
 #[path = "proxy/routes.rs"]
 mod routes;
 #[path = "proxy/streams.rs"]

@@ -15,7 +15,7 @@ use corelane::limits::{MAX_WORKERS, VIEW_AGE_US};
 use corelane::metrics::Tally;
 use corelane::shared::Shared;
 use corelane::shared::load::{LoadGuard, Word};
-use corelane::shared::roster::{Slot, Slots, Worker};
+use corelane::shared::roster::{Pairing, Slot, Slots, Worker};
 use corelane::shared::vitals::Health;
 
 const POLICIES: [Policy; 4] = [Policy::LeastLoad, Policy::RoundRobin, Policy::Random, Policy::PowerOfTwo];
@@ -31,6 +31,7 @@ fn worker(slot: Slot, era: u32, role: Role, models: &[&str]) -> Arc<Worker> {
         api_key: None,
         models: models.iter().map(|&model| model.into()).collect(),
         server_info: None,
+        pairing: Pairing::default(),
     })
 }
 
@@ -294,7 +295,7 @@ fn a_slot_is_reused_only_when_no_lane_and_no_guard_knows_the_old_tenant() {
     assert_eq!(busy.ask(Some("m"), Role::Regular, &[]).unwrap_err().what, What::NoWorker);
     assert_eq!(slots.take(shared), Some((2, 1)), "the idle lane has not looked");
     assert!(idle.view.worker(slot, era).is_some(), "a stale view is legal");
-    let guard = shared.load.reserve_unconditional(slot, era).unwrap();
+    let guard = shared.load.reserve_unconditional(slot, era, 1).unwrap();
     idle.view.refresh();
     assert!(idle.view.worker(slot, era).is_none());
     assert_eq!(slots.take(shared), Some((3, 1)), "a guard is held");
@@ -399,7 +400,7 @@ fn power_of_two_compares_two_different_workers() {
             shared.vitals.set_health(slot, Health::Draining);
         });
         let busier = workers as Slot - 1;
-        let _held = [shared.load.reserve_unconditional(busier, 1), shared.load.reserve_unconditional(busier, 1)];
+        let _held = [shared.load.reserve_unconditional(busier, 1, 1), shared.load.reserve_unconditional(busier, 1, 1)];
         (0..500).for_each(|_| assert_eq!(lane.choose().slot(), busier - 1));
     }
 }

@@ -422,6 +422,9 @@ fn place(path: &[String]) -> Option<Place> {
         Some("boot") => Place::Boot,
         Some("flow") => match path.get(1).map(String::as_str) {
             Some("passage") => Place::Passage,
+            // The walk of requests with two legs, and what it tries again: no rooms, but parts of the one file that knows
+            // their order.
+            Some("pair" | "retry") => Place::Flow,
             // Modules are lower-case, and `flow` itself offers types only.
             Some(room) if room.starts_with(|c: char| c.is_lowercase()) => Place::Room(room.to_owned()),
             _ => Place::Flow,
@@ -433,7 +436,7 @@ fn place(path: &[String]) -> Option<Place> {
         Some("config") => Place::Config,
         Some("metrics") => Place::Metrics,
         Some("fault") => Place::Fault,
-        Some("span") => Place::Span,
+        Some("span" | "json") => Place::Span,
         Some("limits") => Place::Limits,
         Some("mock") => Place::Mock,
         Some(_) => return None,

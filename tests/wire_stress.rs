@@ -160,7 +160,9 @@ async fn abuse(bench: Rc<Bench>, to: SocketAddr, id: u32) {
             3 => conn.arm(),
             4..=8 => {
                 let mut v = b"front".to_vec();
-                let got = within(&timer, patience, |cx| conn.poll_fill(cx, &mut v, 5000)).await;
+                // A large one stops the stream of receives first.
+                let max = if action < 7 { 5000 } else { 60_000 };
+                let got = within(&timer, patience, |cx| conn.poll_fill(cx, &mut v, max)).await;
                 match got {
                     Some(Ok(0)) | Some(Err(_)) => return,
                     Some(Ok(n)) => {

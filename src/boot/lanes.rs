@@ -119,7 +119,9 @@ async fn live(
     let lane = Rc::new(Lane::new(index, shared, config, wire, timers.clone(), seed));
     let data = glommio::executor().create_task_queue(Shares::Static(DATA_SHARES), Latency::NotImportant, "data");
     let chores = glommio::executor().create_task_queue(Shares::Static(CHORE_SHARES), Latency::NotImportant, "chores");
-    let door = Door { flow: Flow::new(lane.clone()), pulse: pulse.clone(), queue: data };
+    let starter = pulse.clone();
+    let flow = Flow::new(lane.clone(), move |task| spawn(&starter, data, task));
+    let door = Door { flow, pulse: pulse.clone(), queue: data };
     let driver = Driver {
         ring: ring.clone(),
         timers: timers.clone(),

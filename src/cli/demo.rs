@@ -1,8 +1,9 @@
 //! `corelane demo`: the gateway in front of a mock fleet, in one process, with a table that shows what it does.
 //!
-//! Takes arguments, gives an exit code: 1 when a request of its own load failed or a worker's count did not come
-//! back to 0. Never listens where it is not told to: the fleet and the metrics are on loopback.
+//! Takes arguments, gives an exit code: 1 when a request of its own load failed, a burst was spread unevenly, or a
+//! worker's count did not come back to 0. Never listens where it is not told to: the fleet and the metrics are on loopback.
 
+mod burst;
 mod screen;
 
 use std::io;
@@ -19,7 +20,7 @@ use crate::config::{self, Config, Mistake, Origin, WorkerSpec, environment, flag
 use crate::limits::MAX_WORKERS;
 use crate::metrics::{STATUSES, Tally};
 use crate::mock::load::{Load, Pattern, Totals};
-use crate::mock::{Fleet, Settings, Stats};
+use crate::mock::{Engine, Fleet, Role, Settings, Stats};
 use crate::shared::Shared;
 use crate::shared::roster::Slot;
 use screen::{Screen, Table};
@@ -38,8 +39,12 @@ log_level = 'warn'
 /// Most workers: each has a port and a line.
 const MOST_WORKERS: u64 = 256;
 const _: () = assert!(MOST_WORKERS <= MAX_WORKERS as u64);
+/// Prefill workers, and as many decode workers, of `--pd`; the second number with `--burst`.
+const PAIRS: [usize; 2] = [2, 8];
 /// Most conversations of the load; each has a connection.
 const MOST_LOAD: u64 = 4096;
+/// Most requests of a burst; client, gateway and workers hold some 128 KiB for each.
+const MOST_BURST: u64 = 512;
 const MOST_SECONDS: u64 = 7 * 24 * 3600;
 /// Model that the fleet serves.
 const MODEL: &str = "mock";
@@ -63,11 +68,32 @@ pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
 
 /// What the demo's own flags say.
 struct Wishes {
-    workers: u64,
+    /// Regular workers; `None` for prefill and decode workers.
+    workers: Option<u64>,
     load: u64,
+    /// Requests of a burst; 0: no bursts, but a table until the end.
+    burst: u64,
     /// 0: until a signal.
     seconds: u64,
     plain: bool,
+}
+
+impl Wishes {
+    /// Prefill workers, and as many decode workers, of `--pd`.
+    fn pairs(&self) -> usize {
+        PAIRS[usize::from(self.burst > 0)]
+    }
+
+    /// The fleet: so many regular workers, or pairs.
+    fn parts(&self) -> Vec<(Settings, usize)> {
+        let settings = if self.burst > 0 { burst::settings(settings()) } else { settings() };
+        match self.workers {
+            Some(n) => vec![(settings, n as usize)],
+            None => {
+                [Role::Prefill, Role::Decode].map(|role| (Settings { role, ..settings.clone() }, self.pairs())).into()
+            }
+        }
+    }
 }
 
 fn command(subcommand: &Subcommand) -> Command {
@@ -77,7 +103,18 @@ fn command(subcommand: &Subcommand) -> Command {
     let rows = OPTIONS.iter().map(|key| options::find(key).expect("a row of the table"));
     flags::bare(subcommand.name, subcommand.about)
         .arg(own("workers", "N", "Mock workers to start, on free ports\n[default: 4]"))
+        .arg(Arg::new("pd").long("pd").action(ArgAction::SetTrue).help(
+            "Disaggregate prefill and decode: 2 prefill and 2 decode workers (8 and 8 with --burst), each request \
+             served by one of either",
+        ))
         .arg(own("load", "N", "Conversations that are held through the gateway all the time\n[default: 0]"))
+        .arg(own(
+            "burst",
+            "N",
+            "Send N prompts of 32k tokens at once, 3 times, hold all answers (of one token) back until a worker is \
+             chosen for each, show how many each worker got, and end; exit code 1 if two workers of a role differ by \
+             more than 1\n[default: 0: no burst]",
+        ))
         .arg(own("seconds", "S", "End after this many seconds; 0: until Ctrl-C\n[default: 0]"))
         .arg(Arg::new("plain").long("plain").action(ArgAction::SetTrue).help("Append lines, on a terminal too"))
         .args(rows.map(flags::argument))
@@ -96,12 +133,25 @@ fn configure(subcommand: &Subcommand, args: &[String]) -> Result<(Wishes, Config
             })
             .unwrap_or(default)
     };
+    let workers = number("workers", 4, 1, MOST_WORKERS);
     let wishes = Wishes {
-        workers: number("workers", 4, 1, MOST_WORKERS),
+        workers: (!matches.get_flag("pd")).then_some(workers),
         load: number("load", 0, 0, MOST_LOAD),
+        burst: number("burst", 0, 0, MOST_BURST),
         seconds: number("seconds", 0, 0, MOST_SECONDS),
         plain: matches.get_flag("plain"),
     };
+    if matches.get_flag("pd") && matches.contains_id("workers") {
+        let n = wishes.pairs();
+        let what = format!("does not go with --pd, which starts {n} prefill and {n} decode workers");
+        mistakes.push(Mistake::new(Origin::Flag("--workers".to_owned()), what, "leave one of them out"));
+    }
+    for flag in ["load", "seconds"] {
+        if wishes.burst > 0 && matches.contains_id(flag) {
+            let what = "does not go with --burst, which ends after its requests".to_owned();
+            mistakes.push(Mistake::new(Origin::Flag(format!("--{flag}")), what, "leave one of them out"));
+        }
+    }
     given.mistakes.append(&mut mistakes);
     given.config_file = Some("the settings of the demo".to_owned());
     let mut variables = environment::of_process();
@@ -138,9 +188,9 @@ fn start(wishes: &Wishes, mut config: Config) -> Result<ExitCode, String> {
         .with_writer(move || log.clone())
         .try_init();
     let signals = Signals::install().map_err(|e| format!("signals cannot be handled: {e}"))?;
-    let fleet = Fleet::start(settings(), (Ipv4Addr::LOCALHOST, 0), wishes.workers as usize)
+    let fleet = Fleet::start_mixed(wishes.parts(), (Ipv4Addr::LOCALHOST, 0))
         .map_err(|e| format!("the mock workers could not be started ({e}): give fewer --workers"))?;
-    config.workers = fleet.urls().into_iter().map(WorkerSpec::new).collect();
+    config.workers = fleet.engines().iter().map(spec).collect();
     let usual_metrics = take_usual_metrics_port(&mut config);
     let gateway = Gateway::start(config)?;
     let demo = Demo { shared: gateway.shared(), fleet, began: Instant::now() };
@@ -148,8 +198,13 @@ fn start(wishes: &Wishes, mut config: Config) -> Result<ExitCode, String> {
     // A reader that closed its end of the pipe ends the demo like a signal.
     let over = demo.wait_until_ready(&signals);
     let over = over || screen.say(&demo.introduction(wishes, &gateway, usual_metrics)).is_err();
-    let mut load = None;
-    if !over {
+    let (mut load, mut totals, mut faults) = (None, None, Vec::new());
+    if !over && wishes.burst > 0 {
+        let pattern = burst::pattern(pattern(&gateway, wishes.burst));
+        let done = demo.bursts(pattern, &signals, &mut screen);
+        let (all, uneven) = done.map_err(|e| format!("the burst could not be sent: {e}"))?;
+        (totals, faults) = (Some(all), uneven);
+    } else if !over {
         if wishes.load > 0 {
             let begun = Load::start(pattern(&gateway, wishes.load));
             load = Some(begun.map_err(|e| format!("the load could not be started: {e}"))?);
@@ -159,11 +214,11 @@ fn start(wishes: &Wishes, mut config: Config) -> Result<ExitCode, String> {
     signals.exit_on_second();
     let watched = demo.began.elapsed();
     let _ = screen.list(&["ending: load stops, gateway drains".to_owned()]);
-    let totals = load.map(Load::stop);
+    let held = load.map(Load::stop);
     let uncut = gateway.drain();
-    let _ = screen.list(&demo.summary(totals, watched, uncut));
+    let _ = screen.list(&demo.summary(held, watched, uncut));
     drop(screen);
-    let faults = demo.faults(totals);
+    faults.extend(demo.faults(held.or(totals)));
     for fault in &faults {
         complain(format_args!("corelane: {fault}"));
     }
@@ -178,6 +233,31 @@ fn take_usual_metrics_port(config: &mut Config) -> bool {
         config.metrics_port = usual;
     }
     free
+}
+
+/// An engine as the gateway is told of it.
+fn spec(engine: &Engine) -> WorkerSpec {
+    WorkerSpec { role: gateway_role(engine.role()), ..WorkerSpec::new(engine.url()) }
+}
+
+fn gateway_role(role: Role) -> config::Role {
+    match role {
+        Role::Regular => config::Role::Regular,
+        Role::Prefill => config::Role::Prefill,
+        Role::Decode => config::Role::Decode,
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    gateway_role(role).name()
+}
+
+/// An engine's address, and its role where the fleet has roles.
+fn name(engine: &Engine) -> String {
+    match engine.role() {
+        Role::Regular => engine.addr().to_string(),
+        _ => format!("{:<15} {}", engine.addr(), role_name(engine.role())),
+    }
 }
 
 /// Engines with the pace of a small model on one GPU.
@@ -255,20 +335,33 @@ impl Demo {
     fn introduction(&self, wishes: &Wishes, gateway: &Gateway, usual_metrics: bool) -> String {
         let address = reachable(gateway.address());
         let taken = if usual_metrics { "" } else { "  (the usual port is taken)" };
-        let workers: Vec<String> = self.fleet.engines().iter().map(|e| e.addr().to_string()).collect();
-        let more = if workers.len() > SOME_WORKERS { " ..." } else { "" };
-        let workers = workers[..workers.len().min(SOME_WORKERS)].join(" ");
+        let list = |role: Role| {
+            let of_role = self.fleet.engines().iter().filter(|e| e.role() == role);
+            let all: Vec<String> = of_role.map(|e| e.addr().to_string()).collect();
+            let more = if all.len() > SOME_WORKERS { " ..." } else { "" };
+            format!("{}{more}", all[..all.len().min(SOME_WORKERS)].join(" "))
+        };
+        let workers = match wishes.workers {
+            Some(_) => format!("workers  {}", list(Role::Regular)),
+            None => format!("prefill  {}\ndecode   {}", list(Role::Prefill), list(Role::Decode)),
+        };
         let lanes = self.shared.tallies.lanes().len();
-        let load = match wishes.load {
-            0 => "none; --load 16 holds 16 conversations".to_owned(),
-            n => format!("{} held all the time", count(n as usize, "conversation")),
+        let load = match (wishes.burst, wishes.load) {
+            (0, 0) => "none; --load 16 holds 16 conversations".to_owned(),
+            (0, n) => format!("{} held all the time", count(n as usize, "conversation")),
+            (n, _) => {
+                let all = count(n as usize, "request");
+                format!("{} bursts: {all} of 32k tokens at once, answers of one token", burst::BURSTS)
+            }
+        };
+        let try_it = match wishes.burst {
+            0 => format!("Try it:\n\n{}\n\nCtrl-C ends.\n\n", curl_line(address)),
+            _ => String::new(),
         };
         format!(
-            "gateway  http://{address}  ({})\nmetrics  http://{}/metrics{taken}\nworkers  {workers}{more}\nload     {load}\n\n\
-             Try it:\n\n{}\n\nCtrl-C ends.\n\n",
+            "gateway  http://{address}  ({})\nmetrics  http://{}/metrics{taken}\n{workers}\nload     {load}\n\n{try_it}",
             count(lanes, "lane"),
             gateway.admin(),
-            curl_line(address),
         )
     }
 
@@ -299,15 +392,17 @@ impl Demo {
 
     fn table(&self, before: &Sample, now: &Sample) -> Table {
         let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
+        let paired = self.fleet.engines().iter().any(|e| e.role() != Role::Regular);
+        let (who, width) = if paired { ("worker          role", 23) } else { ("worker", 15) };
         let line = |name: &str, state: &str, in_flight: &str, selections: &str, tokens: &str, cached: &str| {
-            format!("{name:<15} {state:<9} {in_flight:>9} {selections:>10} {tokens:>8} {cached:>6}")
+            format!("{name:<width$} {state:<9} {in_flight:>9} {selections:>10} {tokens:>8} {cached:>6}")
         };
         let mut workers = Vec::with_capacity(now.workers.len());
         for (i, slot) in self.slots().enumerate() {
             let (stats, earlier) = (&now.workers[i], &before.workers[i]);
             let rate = (stats.output_tokens - earlier.output_tokens) as f64 / seconds;
             workers.push(line(
-                &self.fleet.engine(i).addr().to_string(),
+                &name(self.fleet.engine(i)),
                 slot.map_or("absent", |slot| self.shared.vitals.health(slot).name()),
                 &self.in_flight(slot).to_string(),
                 &self.selections(slot).to_string(),
@@ -324,7 +419,7 @@ impl Demo {
             connections.join(" "),
             outcomes(self.shared).1,
         );
-        Table { headings: line("worker", "state", "in-flight", "selections", "tokens/s", "cached"), workers, total }
+        Table { headings: line(who, "state", "in-flight", "selections", "tokens/s", "cached"), workers, total }
     }
 
     fn in_flight(&self, slot: Option<Slot>) -> u32 {
@@ -357,7 +452,7 @@ impl Demo {
             lines.push(format!(
                 "in-flight at rest: {}  {}  selections {}",
                 self.in_flight(slot),
-                self.fleet.engine(i).addr(),
+                name(self.fleet.engine(i)),
                 self.selections(slot),
             ));
         }
@@ -422,7 +517,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::shared::roster::{Role, Worker};
+    use crate::shared::roster::{Pairing, Role, Worker};
 
     #[test]
     fn a_lost_guard_and_failed_requests_are_told() {
@@ -439,6 +534,7 @@ mod tests {
                 api_key: None,
                 models: [].into(),
                 server_info: None,
+                pairing: Pairing::default(),
             })
         };
         // The slots are not in the engines' order.
@@ -448,7 +544,7 @@ mod tests {
         assert_eq!(demo.slots().collect::<Vec<_>>(), [Some(1), Some(0)]);
         assert_eq!(demo.faults(Some(Totals::default())), [""; 0]);
 
-        let _lost = shared.load.reserve_unconditional(1, 1).unwrap();
+        let _lost = shared.load.reserve_unconditional(1, 1, 1).unwrap();
         shared.tallies.lane(0).request(0, 200);
         shared.tallies.lane(0).request(0, 503);
         shared.tallies.lane(0).request(0, 0);

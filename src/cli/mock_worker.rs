@@ -8,10 +8,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::mock::{Fleet, Role, Settings};
+use crate::mock::{Connector, Engine, Fleet, Role, Settings};
 
 /// Bytes of each engine's last body that stay readable at `/mock/stats`.
 const KEEP_BODY_BYTES: usize = 16 * 1024;
@@ -57,7 +58,9 @@ fn command() -> Command {
         .about("Mock SGLang engines on consecutive ports: same routes, prefix cache, batching, faults on demand")
         .arg(option::<IpAddr>("host", "IP", "127.0.0.1", "Address to listen on"))
         .arg(option::<u16>("port", "PORT", "0", "First port; 0 for free ones"))
-        .arg(option::<usize>("count", "N", "1", "Engines to start"))
+        .arg(option::<usize>("count", "N", "1", "Engines to start [with --prefill or --decode: 0]"))
+        .arg(option::<usize>("prefill", "N", "0", "Prefill engines to start, on the ports before those of --count"))
+        .arg(option::<usize>("decode", "N", "0", "Decode engines to start, on the ports after those of --prefill"))
         .arg(
             Arg::new("model")
                 .long("model")
@@ -67,8 +70,15 @@ fn command() -> Command {
         )
         .arg(switch("strict-model", "Answer 404 for other models"))
         .arg(
-            option::<String>("role", "ROLE", "regular", "Part in prefill/decode disaggregation")
+            option::<String>("role", "ROLE", "regular", "Part of the engines of --count in prefill/decode disaggregation")
                 .value_parser(["regular", "prefill", "decode"]),
+        )
+        .arg(option::<f64>("transfer-ms", "MS", "0", "Time that handing a prompt's cache over takes"))
+        .arg(option::<u64>("room-timeout-ms", "MS", "30000", "Longest wait of a leg for its partner, then 500"))
+        .arg(
+            option::<String>("connector", "NAME", "nixl", "How vLLM's engines hand over; mooncake starts bootstrap servers")
+                .value_parser(["nixl", "mooncake"])
+                .requires("vllm"),
         )
         .arg(switch("vllm", "Speak vLLM's dialect where it differs"))
         .arg(option::<usize>("cache-tokens", "N", "0", "Capacity of the prefix cache in tokens; 0 for none"))
@@ -81,8 +91,14 @@ fn command() -> Command {
         .arg(Arg::new("api-key").long("api-key").value_name("KEY").help("Demand this bearer token"))
         .arg(option::<usize>("max-tokens-default", "N", "16", "Tokens generated when a request names no maximum"))
         .arg(option::<usize>("kv-tokens", "N", "1048576", "Tokens of the pretended KV cache"))
-        .arg(option::<usize>("dp-size", "N", "1", "Data-parallel size to report"))
+        .arg(option::<usize>("dp-size", "N", "1", "Data-parallel ranks to report and to accept"))
         .arg(option::<usize>("threads", "N", "1", "Threads that serve the engines"))
+        .after_help(
+            "Prints a line for each engine: its URL, then \"prefill\" or \"decode\" if it is one, then \"bootstrap PORT\" if it \
+             has such a server. \"ready\" comes last.\nA prefill and a decode engine hand over within one process only: \
+             start both with --prefill and --decode.\nFaults are asked for in the body's \"mock\" object, or in an array of \
+             them, each for one role (\"only\") or ports (\"on\").",
+        )
 }
 
 fn settings(matches: &ArgMatches) -> Settings {
@@ -109,22 +125,49 @@ fn settings(matches: &ArgMatches) -> Settings {
         api_key: matches.get_one("api-key").cloned(),
         dp_size: number("dp-size"),
         vllm: matches.get_flag("vllm"),
+        connector: match matches.get_one::<String>("connector").map(String::as_str) {
+            Some("mooncake") => Connector::Mooncake,
+            _ => Connector::Nixl,
+        },
+        bootstrap: true,
+        transfer_ms: fraction("transfer-ms"),
+        room_timeout_ms: matches.get_one("room-timeout-ms").copied().unwrap_or_default(),
         keep_body_bytes: KEEP_BODY_BYTES,
         threads: number("threads"),
         ..default
     }
 }
 
+/// The engines in the order of their ports: prefill, decode, those of `--count`.
+fn parts(matches: &ArgMatches) -> Vec<(Settings, usize)> {
+    let number = |name: &str| *matches.get_one::<usize>(name).expect("has a default");
+    let (prefill, decode, mut count) = (number("prefill"), number("decode"), number("count"));
+    if prefill + decode > 0 && matches.value_source("count") == Some(ValueSource::DefaultValue) {
+        count = 0;
+    }
+    let of = |role| Settings { role, ..settings(matches) };
+    vec![(of(Role::Prefill), prefill), (of(Role::Decode), decode), (settings(matches), count)]
+}
+
+/// What is printed of an engine.
+fn line(engine: &Engine) -> String {
+    let role = match engine.role() {
+        Role::Regular => "",
+        Role::Prefill => " prefill",
+        Role::Decode => " decode",
+    };
+    let bootstrap = engine.bootstrap_port().map_or(String::new(), |port| format!(" bootstrap {port}"));
+    format!("{}{role}{bootstrap}\n", engine.url())
+}
+
 fn serve(matches: &ArgMatches) -> io::Result<()> {
     raise_descriptor_limit();
     let host = *matches.get_one::<IpAddr>("host").expect("has a default");
     let port = *matches.get_one::<u16>("port").expect("has a default");
-    let count = *matches.get_one::<usize>("count").expect("has a default");
     let at = SocketAddr::new(host, port);
-    let fleet =
-        Fleet::start(settings(matches), at, count).map_err(|e| io::Error::new(e.kind(), format!("{at}: {e}")))?;
-    let mut list = fleet.urls().join("\n");
-    list.push_str("\nready\n");
+    let fleet = Fleet::start_mixed(parts(matches), at).map_err(|e| io::Error::new(e.kind(), format!("{at}: {e}")))?;
+    let mut list: String = fleet.engines().iter().map(line).collect();
+    list.push_str("ready\n");
     let mut out = io::stdout().lock();
     out.write_all(list.as_bytes())?;
     out.flush()?;

@@ -2,8 +2,11 @@
 //!
 //! Takes texts and their places, gives the same together with the option's row. Never judges a value.
 
+use super::Role;
 use super::mistakes::{Mistake, Origin, Wrong};
 use super::options::Row;
+use super::values::Kind;
+use super::workers::is_port;
 
 /// An option as a flag, a variable or a file gives it.
 pub struct Given {
@@ -16,9 +19,14 @@ pub struct Given {
 }
 
 impl Given {
-    /// A value that stands as plain text; lists are split at commas and spaces.
+    /// A value that stands as plain text; lists are split at commas and spaces, but for the port of a prefill worker,
+    /// which stays with the address before it.
     pub fn new(row: &'static Row, origin: Origin, values: Vec<String>) -> Given {
-        let texts = if row.kind.is_list() { split(&values) } else { values };
+        let texts = match row.kind {
+            Kind::Workers(Role::Prefill) => with_ports(split(&values)),
+            _ if row.kind.is_list() => split(&values),
+            _ => values,
+        };
         Given { row, origin, texts, places: Vec::new() }
     }
 
@@ -42,4 +50,18 @@ fn split(values: &[String]) -> Vec<String> {
         .map(str::to_owned)
         .collect();
     if items.is_empty() && !values.is_empty() { vec![String::new()] } else { items }
+}
+
+fn with_ports(items: Vec<String>) -> Vec<String> {
+    let mut joined: Vec<String> = Vec::new();
+    for item in items {
+        match joined.last_mut() {
+            Some(address) if is_port(&item) => {
+                address.push(' ');
+                address.push_str(&item);
+            }
+            _ => joined.push(item),
+        }
+    }
+    joined
 }

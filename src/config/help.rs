@@ -18,7 +18,9 @@ Every option is also an environment variable (CORELANE_MAX_PAYLOAD_SIZE; empty c
 the file (max_payload_size). A flag wins over a variable, a variable over the file, the file over the default.
 
 Only in the file:
-  [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), role
+  [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), dp_size,
+                    backend (sglang, vllm), role (regular, prefill, decode), and for the last two group,
+                    connector (nixl, mooncake) and bootstrap_port
   [[extra_routes]]  path (* stands for one segment) and methods, passed on to the workers
 
 corelane check tells every mistake at once; corelane check --print shows what is in effect and why.";
@@ -82,7 +84,23 @@ Workers with a key, models or a role of their own; they add to `worker_urls` of 
 url = "http://10.0.0.1:30000"
 api_key = "…"                  # replaces the client's Authorization
 models = ["llama-3.1-8b"]      # left out: asked for at /v1/models
+backend = "sglang"             # or "vllm"; left out: as the option backend says
+dp_size = 8                    # each of the engine's ranks is chosen on its own; left out: see dp_aware
 role = "regular"
+```
+
+Prefill and decode workers can also be listed in `prefill` and `decode` of the same file
+(`prefill = ["http://10.0.0.2:30000 8998", "http://10.0.0.3:30000"]`, as text with commas in the environment variable).
+A table says more of them; workers are paired within a group and backend only:
+
+```toml
+[[workers]]
+url = "http://10.0.0.2:30000"
+role = "prefill"               # or "decode"
+group = "rack-7"               # left out: the group of all that name none
+backend = "vllm"
+connector = "mooncake"         # vllm only: "nixl" or "mooncake"; left out: as the option connector says
+bootstrap_port = 8998          # prefill only; "none" or left out: the engine's own default
 ```
 
 Further paths that are passed on to any usable worker; `*` stands for one segment, methods default to GET, HEAD and POST:

@@ -14,9 +14,8 @@ use super::mistakes::{Mistake, Origin, Wrong, quote};
 use super::options::{OPTIONS, Row};
 use super::tables::Placed;
 use super::toml::{self, FromFile};
-use super::values::{Kind, size};
-use super::{Config, ExtraRoute, WorkerSpec, WorkerUrl};
-use crate::limits::MAX_WORKERS;
+use super::values::size;
+use super::{Config, ExtraRoute, WorkerSpec};
 
 /// A value in effect.
 pub struct Setting {
@@ -70,8 +69,8 @@ pub fn load(
 
     let mut join = Join { config: Config::with_workers(Vec::new()), mistakes, warnings: env.warnings };
     let sources: Vec<Given> = file.given.into_iter().chain(env.given).chain(flags.given).collect();
-    let settings = join.settle(&sources);
-    let tables = join.workers(&sources, &settings, file.workers, file.names_workers);
+    let mut settings = join.settle(&sources);
+    let tables = join.workers(&sources, &mut settings, file.workers, file.names_workers);
     join.config.extra_routes = file.extra_routes.iter().map(|r| r.value.clone()).collect();
     join.cross_check(&settings);
 
@@ -95,10 +94,11 @@ fn open(name: &str, origin: &Origin, read_file: impl Fn(&str) -> io::Result<Stri
     }
 }
 
-struct Join {
-    config: Config,
-    mistakes: Vec<Mistake>,
-    warnings: Vec<Mistake>,
+/// All sources while they are joined.
+pub(super) struct Join {
+    pub(super) config: Config,
+    pub(super) mistakes: Vec<Mistake>,
+    pub(super) warnings: Vec<Mistake>,
 }
 
 impl Join {
@@ -120,59 +120,6 @@ impl Join {
             settings.push(Setting { row, shown, origin });
         }
         settings
-    }
-
-    /// Joins `worker_urls` and the tables; gives the tables that are in effect.
-    fn workers(
-        &mut self,
-        sources: &[Given],
-        settings: &[Setting],
-        mut tables: Vec<Placed<WorkerSpec>>,
-        file_names_workers: bool,
-    ) -> Vec<Placed<WorkerSpec>> {
-        let row = |key: &str| settings.iter().find(|s| s.row.key == key).map(|s| &s.origin);
-        let origin = row("worker_urls").unwrap_or(&Origin::Default);
-        if matches!(origin, Origin::Flag(_) | Origin::Env(_)) && !tables.is_empty() {
-            let what = format!("replaces the {} [[workers]] of the file", tables.len());
-            self.warnings.push(Mistake::new(origin.clone(), what, "their keys and models are not used"));
-            tables.clear();
-        }
-        let mut all: Vec<Placed<WorkerSpec>> = Vec::new();
-        let chosen = sources.iter().find(|g| matches!(g.row.kind, Kind::WorkerUrls) && g.origin == *origin);
-        for (at, text) in chosen.iter().flat_map(|g| g.texts.iter().enumerate()) {
-            let Ok(url) = WorkerUrl::parse(text.trim()) else { continue };
-            let origin = chosen.map_or(Origin::Default, |g| g.place(at).clone());
-            all.push(Placed { value: WorkerSpec::new(url.to_string()), origin });
-        }
-        all.extend(tables.iter().cloned());
-        for (at, worker) in all.iter().enumerate() {
-            if let Some(first) = all[..at].iter().find(|w| w.value.url == worker.value.url) {
-                let earlier = match &first.origin {
-                    place @ Origin::File { .. } => format!(" (first at {place})"),
-                    _ => String::new(),
-                };
-                let wrong =
-                    Wrong::new(format!("{} is given twice{earlier}", worker.value.url), "give each worker once");
-                self.mistakes.push(wrong.at(&worker.origin, "worker"));
-            }
-        }
-        for worker in all.iter().filter(|w| w.value.url.ends_with("/v1")) {
-            let what = format!("{} ends in /v1: requests would go to /v1/v1/…", worker.value.url);
-            self.warnings.push(Wrong::new(what, "leave /v1 out").at(&worker.origin, "url"));
-        }
-        if all.len() > MAX_WORKERS {
-            let what = format!("{} workers are more than one process can serve", all.len());
-            self.mistakes.push(Mistake::new(origin.clone(), what, format!("give at most {MAX_WORKERS}")));
-        }
-        // Workers that were given but are wrong have been told already.
-        let told = |m: &Mistake| file_names_workers || m.origin == Origin::Flag("--worker-urls".into());
-        let told = chosen.is_some() && !self.mistakes.is_empty() || self.mistakes.iter().any(told);
-        if all.is_empty() && !told {
-            let fix = "give --worker-urls URL…, or [[workers]] in the file";
-            self.mistakes.push(Mistake::new(Origin::Flag("--worker-urls".into()), "there is no worker", fix));
-        }
-        self.config.workers = all.into_iter().map(|w| w.value).collect();
-        tables
     }
 
     fn cross_check(&mut self, settings: &[Setting]) {
@@ -221,7 +168,8 @@ fn hosts_overlap(a: IpAddr, b: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::flags;
+    use super::super::values::Kind;
+    use super::super::{Backend, ClientLeaves, Policy, Role, flags};
     use super::*;
 
     fn try_load(args: &[&str], env: &[(&str, &str)], file: Option<&str>) -> Result<Loaded, Vec<String>> {
@@ -295,13 +243,12 @@ mod tests {
     #[test]
     fn all_mistakes_come_at_once_in_order() {
         let file = "prot = 1\nport = 'x'\n\n[[workers]]\nurl = 'https://w'\nmodel = 'm'\n\n[[extra_routes]]\npath = '/health'\n";
-        let args =
-            ["--worker-urls", "w:1", "--max-paylod-size", "1", "2", "--prefill", "http://p", "none", "--port", "-1"];
+        let args = ["--worker-urls", "w:1", "--max-paylod-size", "1", "2", "--selector", "a", "none", "--port", "-1"];
         let env = [("CORELANE_POLICY", "cache_awre"), ("CORELANE_QUEUE_SIZE", "1")];
         let told = bad(&args, &env, Some(file));
         let wanted = [
             "--max-paylod-size: no such flag; did you mean --max-payload-size?",
-            "--prefill: not supported yet (prefill/decode pairs); leave it out",
+            "--selector: not supported yet (service discovery); leave it out",
             r#"--port: "-1" is out of range; give a whole number from 0 to 65535"#,
             r#"--worker-urls: "w:1" has no scheme; put http:// before it"#,
             "CORELANE_QUEUE_SIZE: not supported yet (the admission queue); unset it",
@@ -346,7 +293,7 @@ mod tests {
             ("[port]\nx = 1", "c.toml:1:1: port: is a table; give"),
             ("workers = 1", "c.toml:1:1: workers: is no list of tables; begin each with [[workers]]"),
             ("[[workers]]\nmodels = []", "c.toml:1:1: url: is missing; add url = \"…\""),
-            ("[[workers]]\nurl='http://a'\nrole = 'prefill'", "c.toml:3:8: role: \"prefill\" is not built yet"),
+            ("[[workers]]\nurl='http://a'\nrole = 7", "c.toml:3:8: role: is a whole number; give a text"),
             ("[[workers]]\nurl='http://a'\nmodels = ['m', 'm']", "c.toml:3:16: models: \"m\" is listed twice"),
             (
                 "[[extra_routes]]\npath='/x'\nmethods = ['get']",
@@ -440,23 +387,229 @@ mod tests {
 
     #[test]
     fn every_option_round_trips_through_flag_variable_and_file() {
-        for row in OPTIONS.iter().filter(|row| !matches!(row.kind, Kind::WorkerUrls)) {
+        for row in OPTIONS.iter().filter(|row| row.key != "worker_urls") {
             let sample = sample(row);
-            let env = [("CORELANE_WORKER_URLS".to_owned(), "http://w:1".to_owned()), (row.env(), sample.clone())];
-            let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (&k[..], &v[..])).collect();
-            let shown = |loaded: &Loaded| loaded.settings.iter().find(|s| s.row.key == row.key).unwrap().shown.clone();
+            let beside = beside(row);
+            let args: Vec<&str> = W.iter().chain(beside).copied().collect();
+            let by_hand = format!("{}={sample}", row.flag());
 
-            let by_flag = good(&[W[0], W[1], &format!("{}={sample}", row.flag())], &[], None);
-            let by_env = good(&[], &env, None);
-            let toml = format!("{} = {}", row.key, shown(&by_flag).unwrap());
-            let by_file = good(&W, &[], Some(&toml));
-            assert_ne!(shown(&by_flag), shown(&good(&W, &[], None)), "{} is at its default", row.key);
-            for other in [&by_env, &by_file] {
-                assert_eq!(shown(&by_flag), shown(other), "{}", row.key);
-                assert_eq!(format!("{:?}", by_flag.config), format!("{:?}", other.config), "{}", row.key);
+            let shown = |loaded: &Loaded| loaded.settings.iter().find(|s| s.row.key == row.key).unwrap().shown.clone();
+            let by_flag = good(&[&args[..], &[&*by_hand]].concat(), &[], None);
+            let by_env = good(&args, &[(&*row.env(), &*sample)], None);
+            assert_eq!(shown(&by_flag), shown(&by_env), "{}", row.key);
+            assert_eq!(format!("{:?}", by_flag.config), format!("{:?}", by_env.config), "{}", row.key);
+            if !matches!(row.kind, Kind::Workers(_)) {
+                let plain = good(&args, &[], None);
+                let toml = format!("{} = {}", row.key, shown(&by_flag).unwrap());
+                let by_file = good(&args, &[], Some(&toml));
+                assert_ne!(shown(&by_flag), shown(&plain), "{} is at its default", row.key);
+                assert_eq!(shown(&by_flag), shown(&by_file), "{}", row.key);
+                assert_eq!(format!("{:?}", by_flag.config), format!("{:?}", by_file.config), "{}", row.key);
+                assert_ne!(format!("{:?}", by_flag.config), format!("{:?}", plain.config), "{}", row.key);
             }
-            assert_ne!(format!("{:?}", by_flag.config), format!("{:?}", good(&W, &[], None).config), "{}", row.key);
         }
+    }
+
+    /// What a sample value needs beside it.
+    fn beside(row: &Row) -> &'static [&'static str] {
+        match row.key {
+            "prefill" => &["--decode", "http://d:1"],
+            "decode" => &["--prefill", "http://p:1"],
+            "pd_disaggregation" => &["--prefill", "http://p:1", "--decode", "http://d:1"],
+            "connector" => &["--backend", "vllm"],
+            _ => &[],
+        }
+    }
+
+    /// Workers as the tests below compare them.
+    fn workers(loaded: &Loaded) -> Vec<(&str, Role, Option<u16>, Backend, &str)> {
+        let of = |w: &'static WorkerSpec| (&*w.url, w.role, w.bootstrap_port, w.backend, &*w.group);
+        Box::leak(loaded.config.workers.clone().into_boxed_slice()).iter().map(of).collect()
+    }
+
+    #[test]
+    fn pairs_come_from_flags_variables_and_the_file_alike() {
+        let wanted = [
+            ("http://p:1", Role::Prefill, Some(8998), Backend::Sglang, ""),
+            ("http://q:80", Role::Prefill, None, Backend::Sglang, ""),
+            ("http://r:1", Role::Prefill, None, Backend::Sglang, ""),
+            ("http://d:1", Role::Decode, None, Backend::Sglang, ""),
+            ("http://e:1", Role::Decode, None, Backend::Sglang, ""),
+        ];
+        let flags = ["--prefill", "http://p:1", "8998", "--prefill", "http://q", "none", "--prefill=http://r:1"];
+        let by_flags =
+            good(&[&flags[..], &["--decode", "http://d:1", "http://e:1", "--pd-disaggregation"]].concat(), &[], None);
+        assert_eq!(workers(&by_flags), wanted);
+        let env = [
+            ("CORELANE_PREFILL", "http://p:1 8998, http://q none,http://r:1"),
+            ("CORELANE_DECODE", "http://d:1,http://e:1"),
+        ];
+        assert_eq!(workers(&good(&[], &env, None)), wanted);
+        let lists =
+            "prefill = ['http://p:1 8998', 'http://q', 'http://r:1 none']\ndecode = ['http://d:1', 'http://e:1']";
+        assert_eq!(workers(&good(&[], &[], Some(lists))), wanted);
+        assert!(by_flags.config.has_pairs());
+        assert!(
+            by_flags.summary().contains("5 workers (3 prefill, 2 decode), cache_aware, "),
+            "{}",
+            by_flags.summary()
+        );
+    }
+
+    #[test]
+    fn tables_say_more_of_a_worker() {
+        let file = "connector = 'mooncake'\ndecode_policy = 'round_robin'
+            [[workers]]\nurl = 'http://p'\nrole = 'prefill'\nbackend = 'vllm'\ngroup = 'a'\nbootstrap_port = 8998\ndp_size = 8
+            [[workers]]\nurl = 'http://d'\nrole = 'decode'\nbackend = 'vllm'\ngroup = 'a'\nconnector = 'mooncake'
+            [[workers]]\nurl = 'http://q'\nrole = 'prefill'\nbootstrap_port = 'none'
+            [[workers]]\nurl = 'http://e'\nrole = 'decode'\nbackend = 'sglang'
+            [[workers]]\nurl = 'http://r'";
+        let loaded = good(&[], &[], Some(file));
+        assert_eq!(
+            workers(&loaded),
+            [
+                ("http://p:80", Role::Prefill, Some(8998), Backend::VllmMooncake, "a"),
+                ("http://d:80", Role::Decode, None, Backend::VllmMooncake, "a"),
+                ("http://q:80", Role::Prefill, None, Backend::Sglang, ""),
+                ("http://e:80", Role::Decode, None, Backend::Sglang, ""),
+                ("http://r:80", Role::Regular, None, Backend::Sglang, ""),
+            ]
+        );
+        assert_eq!(loaded.config.workers[0].dp_size, Some(8));
+        assert_eq!(loaded.config.policy_of(Role::Decode), Policy::RoundRobin);
+        let summary = loaded.summary();
+        assert!(
+            summary.contains(
+                "(2 prefill, 2 decode, 1 regular), cache_aware, prefill by cache_aware, decode by round_robin,"
+            ),
+            "{summary}"
+        );
+        let again = good(&[], &[], Some(&loaded.to_toml()));
+        assert_eq!(format!("{:?}", again.config), format!("{:?}", loaded.config), "what is printed can be read");
+    }
+
+    #[test]
+    fn pairs_that_make_no_sense_are_refused() {
+        let pair = ["--prefill", "http://p", "--decode", "http://d"];
+        for (args, says) in [
+            (
+                &["--pd-disaggregation", W[0], W[1]][..],
+                "--pd-disaggregation: there are no prefill and decode workers; give --prefill URL and",
+            ),
+            (&["--pd-disaggregation"], "--pd-disaggregation: there are no prefill and decode workers; give"),
+            (
+                &["--prefill", "http://p"],
+                "--prefill: http://p:80 is a prefill worker without any decode worker of its group and backend (no group, sglang); add one",
+            ),
+            (
+                &["--decode", "http://d", "http://e"],
+                "--decode: http://d:80 is a decode worker without any prefill worker",
+            ),
+            (
+                &["--prefill", "8998", "--decode", "http://d"],
+                "--prefill: the port 8998 has no address before it; write",
+            ),
+            (
+                &["--prefill", "http://p", "1", "2", "--decode", "http://d"],
+                "--prefill: \"2\" follows the port of http://p:80; one port",
+            ),
+            (
+                &["--prefill", "http://p", "70000", "--decode", "http://d"],
+                "--prefill: \"70000\" is no bootstrap port; give a port",
+            ),
+            (
+                &[&pair[..], &["--worker-urls", "http://p"]].concat(),
+                "--prefill: http://p:80 is given as regular and as prefill; one address has one role",
+            ),
+            (
+                &[&pair[..], &["--connector", "mooncake"]].concat(),
+                "--connector: only vLLM has connectors, and no worker is vLLM; add --backend vllm",
+            ),
+            (
+                &[&pair[..], &["--prefill-policy", "cache_awre"]].concat(),
+                "--prefill-policy: \"cache_awre\" is not known; did you mean cache_aware?",
+            ),
+        ] {
+            let told = bad(args, &[], None);
+            assert!(told.len() == 1 && told[0].starts_with(says), "{args:?}: {told:#?}");
+        }
+        let table = |more: &str| {
+            format!("prefill = ['http://p']\ndecode = ['http://d']\n[[workers]]\nurl = 'http://x'\n{more}")
+        };
+        for (more, says) in [
+            (
+                "bootstrap_port = 1",
+                "c.toml:5:18: bootstrap_port: is for prefill workers, and this one is regular; leave it out, or set role",
+            ),
+            (
+                "role = 'decode'\nbootstrap_port = 1",
+                "c.toml:6:18: bootstrap_port: is for prefill workers, and this one is decode;",
+            ),
+            (
+                "role = 'prefill'\nbootstrap_port = 0",
+                "c.toml:6:18: bootstrap_port: 0 is out of range; give \"none\", or a port from 1 to 65535",
+            ),
+            (
+                "role = 'prefill'\nbootstrap_port = 'no'",
+                "c.toml:6:18: bootstrap_port: is a text; give \"none\", or a port",
+            ),
+            ("role = 'prefil'", "c.toml:5:8: role: \"prefil\" is not known; did you mean prefill?"),
+            ("group = 'a'", "c.toml:5:9: group: is for prefill and decode workers, and this one is regular;"),
+            (
+                "role = 'decode'\nconnector = 'nixl'",
+                "c.toml:6:13: connector: is vLLM's, and this worker is SGLang; add backend = \"vllm\"",
+            ),
+            ("backend = 'vlm'", "c.toml:5:11: backend: \"vlm\" is not known; did you mean vllm?"),
+            ("dp_size = 1025", "c.toml:5:11: dp_size: 1025 is out of range; give a whole number from 1 to 1024"),
+            ("dp_size = 'x'", "c.toml:5:11: dp_size: is a text; give a whole number from 1 to 1024"),
+            (
+                "role = 'decode'\ngroup = 'a'",
+                "c.toml:4:7: worker: http://x:80 is a decode worker without any prefill worker of its group and backend (group \"a\", sglang)",
+            ),
+            (
+                "role = 'decode'\nbackend = 'vllm'",
+                "c.toml:4:7: worker: http://x:80 is a decode worker without any prefill worker of its group and backend (no group, vllm_nixl)",
+            ),
+        ] {
+            let told = bad(&[], &[], Some(&table(more)));
+            assert!(told.len() == 1 && told[0].starts_with(says), "{more}: {told:#?}");
+        }
+        let ranks: String = (0..5).map(|i| format!("[[workers]]\nurl = 'http://x{i}'\ndp_size = 1024\n")).collect();
+        let told = bad(&[], &[], Some(&ranks));
+        assert!(told.len() == 1 && told[0].contains("5120 workers, ranks included, are more than"), "{told:#?}");
+    }
+
+    #[test]
+    fn workers_by_hand_replace_all_of_the_file_and_say_so() {
+        let file = "prefill = ['http://a']\ndecode = ['http://b']";
+        let loaded = good(&["--prefill", "http://p", "--decode", "http://d"], &[], Some(file));
+        assert_eq!(loaded.config.workers.iter().map(|w| &*w.url).collect::<Vec<_>>(), ["http://p:80", "http://d:80"]);
+        let loaded = good(&W, &[], Some(file));
+        assert_eq!(loaded.config.workers.len(), 1);
+        let warned: Vec<String> = loaded.warnings.iter().map(Mistake::to_string).collect();
+        assert_eq!(
+            warned[0],
+            "--worker-urls: replaces prefill of the file; give --prefill beside it if those workers are meant too"
+        );
+        assert!(!loaded.to_toml().contains("http://a"), "{}", loaded.to_toml());
+    }
+
+    #[test]
+    fn times_and_leavings_of_pairs_are_read() {
+        let c = good(&W, &[], None).config;
+        let times = |c: &Config| [c.prefill_first_byte_timeout, c.decode_first_byte_timeout, c.stall_timeout];
+        assert_eq!(times(&c), [Duration::ZERO; 3]);
+        assert_eq!((c.sglang_client_leaves, c.vllm_client_leaves), (ClientLeaves::Close, ClientLeaves::FinishPrefill));
+        let file = "prefill_first_byte_timeout_secs = 1\ndecode_first_byte_timeout_secs = 2.5\nstall_timeout_secs = 3\n\
+                    sglang_client_leaves = 'finish_prefill'\nvllm_client_leaves = 'close'";
+        let c = good(&W, &[], Some(file)).config;
+        assert_eq!(times(&c), [1000, 2500, 3000].map(Duration::from_millis));
+        assert_eq!((c.sglang_client_leaves, c.vllm_client_leaves), (ClientLeaves::FinishPrefill, ClientLeaves::Close));
+        assert!(
+            good(&["--prefill", "http://p", "1", "--decode", "http://d", "--backend", "vllm"], &[], None).warnings[0]
+                .to_string()
+                .contains("which NIXL does not use")
+        );
     }
 
     /// A value that is not the default.
@@ -469,15 +622,18 @@ mod tests {
             Kind::Ratio { max, .. } => (max / 2.0).to_string(),
             Kind::Bytes { max, .. } => if max < 1 << 30 { "32KiB" } else { "3GiB" }.into(),
             Kind::Switch(_) => "true".into(),
-            Kind::Choice { names, .. } => names[1].into(),
+            Kind::Choice { names, set: _ } if row.default == names[1] => names[0].into(),
+            Kind::Choice { names, .. } | Kind::ChoiceOrNone { names, .. } => names[1].into(),
             Kind::Cores(_) => "2,0-1".into(),
             Kind::Core(_) => "3".into(),
             Kind::HeaderNames(_) => "x-id,x-other".into(),
+            Kind::Statuses(_) => "429,503".into(),
             Kind::Target(_) => "/ping?x=1".into(),
             Kind::Levels(_) => "warn,corelane=debug".into(),
             Kind::Name(_) => "llama \"3\"".into(),
             Kind::Secret(_) => "s3".into(),
-            Kind::WorkerUrls => "http://a:1".into(),
+            Kind::Workers(Role::Prefill) => "http://a:1 8998".into(),
+            Kind::Workers(_) => "http://a:1".into(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Takes nothing, gives the rows. Never reads a value: that is the row's [`Kind`]'s.
 
 use super::values::Kind;
-use super::{Assignment, BalanceMode, HalfClose, Policy};
+use super::{Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Role};
 
 /// The heading under which help and reference list an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,7 @@ pub enum Section {
     Listening,
     Cores,
     Workers,
+    Pairs,
     Routing,
     Limits,
     Timeouts,
@@ -26,6 +27,7 @@ impl Section {
     pub const ALL: &'static [Section] = &[
         Section::Listening,
         Section::Workers,
+        Section::Pairs,
         Section::Routing,
         Section::Cores,
         Section::Limits,
@@ -43,6 +45,7 @@ impl Section {
             Section::Listening => "Listening",
             Section::Cores => "Cores",
             Section::Workers => "Workers",
+            Section::Pairs => "Prefill/decode",
             Section::Routing => "Choice of a worker",
             Section::Limits => "Limits",
             Section::Timeouts => "Timeouts",
@@ -121,10 +124,10 @@ pub const OPTIONS: &[Row] = &[
     row(
         Section::Workers,
         "worker_urls",
-        Kind::WorkerUrls,
+        Kind::Workers(Role::Regular),
         "",
         "Addresses of the workers: several after one flag, repeated flags, or separated by commas. Given as flag or \
-         variable they replace all workers of the file.",
+         variable they replace all workers of the file; so do prefill and decode.",
     ),
     row(
         Section::Workers,
@@ -132,6 +135,94 @@ pub const OPTIONS: &[Row] = &[
         Kind::Name(|c, v| c.default_model = v),
         "",
         "Model whose workers serve requests that name none. Unset: any worker does.",
+    ),
+    row(
+        Section::Workers,
+        "backend",
+        Kind::Choice { names: Engine::NAMES, set: |c, v| c.engine = Engine::ALL[v] },
+        "sglang",
+        "Engine of the workers that do not say theirs in [[workers]].",
+    ),
+    row(
+        Section::Workers,
+        "dp_aware",
+        Kind::Switch(|c, v| c.dp_aware = v),
+        "false",
+        "Engines are asked for their data-parallel size (dp_size), and each of their ranks is chosen as a worker of its \
+         own. Such a worker gets no requests before its size is known.",
+    ),
+    row(
+        Section::Pairs,
+        "pd_disaggregation",
+        Kind::Switch(|c, v| c.pd_disaggregation = v),
+        "false",
+        "There are prefill and decode workers. Giving some says so already; this refuses to start without any.",
+    ),
+    row(
+        Section::Pairs,
+        "prefill",
+        Kind::Workers(Role::Prefill),
+        "",
+        "Addresses of prefill workers, each followed by the port of its bootstrap server, or by none for the engine's \
+         own default. Repeated flags, or separated by commas; in the file a list of such texts.",
+    ),
+    row(
+        Section::Pairs,
+        "decode",
+        Kind::Workers(Role::Decode),
+        "",
+        "Addresses of decode workers: several after one flag, repeated flags, or separated by commas.",
+    ),
+    row(
+        Section::Pairs,
+        "prefill_policy",
+        Kind::ChoiceOrNone { names: Policy::NAMES, set: |c, v| c.prefill_policy = v.map(|at| Policy::ALL[at]) },
+        "",
+        "How a prefill worker is chosen. Unset: as policy says.",
+    ),
+    row(
+        Section::Pairs,
+        "decode_policy",
+        Kind::ChoiceOrNone { names: Policy::NAMES, set: |c, v| c.decode_policy = v.map(|at| Policy::ALL[at]) },
+        "",
+        "How a decode worker is chosen. Unset: as policy says.",
+    ),
+    row(
+        Section::Pairs,
+        "connector",
+        Kind::Choice { names: Connector::NAMES, set: |c, v| c.connector = Connector::ALL[v] },
+        "nixl",
+        "How vLLM workers hand the cache of a prompt over, where they do not say in [[workers]].",
+    ),
+    row(
+        Section::Pairs,
+        "prefill_first_byte_timeout_secs",
+        Kind::Seconds { min: 0.0, max: 604800.0, set: |c, v| c.prefill_first_byte_timeout = v },
+        "0",
+        "Time from the sending of a request to a prefill worker to the first byte of its answer; 0: no limit.",
+    ),
+    row(
+        Section::Pairs,
+        "decode_first_byte_timeout_secs",
+        Kind::Seconds { min: 0.0, max: 604800.0, set: |c, v| c.decode_first_byte_timeout = v },
+        "0",
+        "The same for a decode worker; 0: no limit.",
+    ),
+    row(
+        Section::Pairs,
+        "sglang_client_leaves",
+        Kind::Choice { names: ClientLeaves::NAMES, set: |c, v| c.sglang_client_leaves = ClientLeaves::ALL[v] },
+        "close",
+        "What becomes of a pair of SGLang workers when the client leaves. close: both requests are ended at once. \
+         finish_prefill: the prefill worker's may come to its end first.",
+    ),
+    row(
+        Section::Pairs,
+        "vllm_client_leaves",
+        Kind::Choice { names: ClientLeaves::NAMES, set: |c, v| c.vllm_client_leaves = ClientLeaves::ALL[v] },
+        "finish_prefill",
+        "The same for vLLM. With finish_prefill and NIXL the decode worker is asked after the prefill worker has ended, \
+         and left at once, so that it frees the cache that waits for it.",
     ),
     row(
         Section::Routing,
@@ -151,7 +242,7 @@ pub const OPTIONS: &[Row] = &[
         Section::Routing,
         "balance_abs_threshold",
         Kind::Whole { min: 0, max: 1 << 24, set: |c, v| c.routing.balance_abs = v as u32 },
-        "64",
+        "16",
         "cache_aware, bucket: requests in flight by which a worker must exceed the mean to be passed over, if it \
          exceeds balance_rel_threshold too.",
     ),
@@ -310,10 +401,25 @@ pub const OPTIONS: &[Row] = &[
     ),
     row(
         Section::Timeouts,
+        "first_byte_timeout_secs",
+        Kind::Seconds { min: 0.0, max: 604800.0, set: |c, v| c.first_byte_timeout = v },
+        "0",
+        "From the sending of a request to the first byte of a regular worker's answer; 0: no limit but that of the whole \
+         request. An answer that is no stream begins when it is complete.",
+    ),
+    row(
+        Section::Timeouts,
         "write_stall_timeout_secs",
         Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.write_stall_timeout = v },
         "60",
         "A client that takes nothing of its answer for this long is cut.",
+    ),
+    row(
+        Section::Timeouts,
+        "stall_timeout_secs",
+        Kind::Seconds { min: 0.0, max: 604800.0, set: |c, v| c.stall_timeout = v },
+        "0",
+        "A worker's answer that has begun and brings nothing for this long is given up; 0: never.",
     ),
     row(
         Section::Timeouts,
@@ -362,6 +468,59 @@ pub const OPTIONS: &[Row] = &[
         }),
         "false",
         "One attempt only, whatever retry_max_retries says.",
+    ),
+    row(
+        Section::Retries,
+        "retry_statuses",
+        Kind::Statuses(|c, v| c.retry.statuses = v),
+        "408,429,500,502,503,504",
+        "Statuses of a worker's answer for which another attempt is made, before the client has seen anything of it; \
+         none: no status.",
+    ),
+    row(
+        Section::Retries,
+        "retry_unanswered",
+        Kind::Switch(|c, v| c.retry.unanswered = v),
+        "false",
+        "Another attempt is also made when a worker broke off, or was silent longer than its first-byte timeout, before \
+         it answered. It may have begun to work on the request, which is then worked on twice.",
+    ),
+    row(
+        Section::Retries,
+        "retry_initial_backoff_ms",
+        Kind::Millis { min: 0, max: 60_000, set: |c, v| c.retry.backoff = v },
+        "50",
+        "Pause before the second attempt.",
+    ),
+    row(
+        Section::Retries,
+        "retry_max_backoff_ms",
+        Kind::Millis { min: 0, max: 600_000, set: |c, v| c.retry.backoff_max = v },
+        "30000",
+        "Longest pause between attempts. The only worker left may ask for one of up to 5 s (Retry-After); if it asks for more, its \
+         answer is passed on.",
+    ),
+    row(
+        Section::Retries,
+        "retry_backoff_multiplier",
+        Kind::Ratio { min: 1.0, max: 100.0, set: |c, v| c.retry.backoff_factor = v },
+        "1.5",
+        "Factor from one pause to the next.",
+    ),
+    row(
+        Section::Retries,
+        "retry_jitter_factor",
+        Kind::Ratio { min: 0.0, max: 1.0, set: |c, v| c.retry.jitter = v },
+        "0.2",
+        "Part of a pause by which it is made longer or shorter at random.",
+    ),
+    row(
+        Section::Retries,
+        "retry_budget",
+        Kind::Ratio { min: 0.0, max: 100.0, set: |c, v| c.retry.budget = v },
+        "0.2",
+        "Further attempts as a share of the requests of a lane, so that an outage is not multiplied; a few are free. \
+         Attempts that no worker has seen do not count.",
     ),
     row(
         Section::Health,
@@ -451,21 +610,11 @@ pub const OPTIONS: &[Row] = &[
 
 /// Options of the peers that this version does not have, with what they belong to. A `*` at the end stands for any rest.
 pub const LATER: &[(&str, &str)] = &[
-    ("pd_disaggregation", "prefill/decode pairs"),
-    ("prefill", "prefill/decode pairs"),
-    ("decode", "prefill/decode pairs"),
-    ("prefill_policy", "prefill/decode pairs"),
-    ("decode_policy", "prefill/decode pairs"),
     ("balance_token_usage_threshold", "cache-aware routing"),
     ("overload_token_usage_threshold", "cache-aware routing"),
-    ("dp_aware", "data-parallel ranks"),
     ("max_concurrent_requests", "the admission queue"),
     ("queue_size", "the admission queue"),
     ("queue_timeout_secs", "the admission queue"),
-    ("retry_initial_backoff_ms", "retry backoff"),
-    ("retry_max_backoff_ms", "retry backoff"),
-    ("retry_backoff_multiplier", "retry backoff"),
-    ("retry_jitter_factor", "retry backoff"),
     ("cb_failure_threshold", "the circuit breaker"),
     ("cb_success_threshold", "the circuit breaker"),
     ("cb_timeout_duration_secs", "the circuit breaker"),

@@ -9,6 +9,7 @@ use super::load::Loaded;
 use super::mistakes::Origin;
 use super::options::Section;
 use super::values::{Kind, toml_list, toml_text};
+use super::{Connector, Engine, Role};
 
 /// Column at which the origins begin, where the value leaves room.
 const ORIGIN_COLUMN: usize = 44;
@@ -17,11 +18,25 @@ impl Loaded {
     /// One line: what would be served, and where.
     pub fn summary(&self) -> String {
         let c = &self.config;
-        let workers = if c.workers.len() == 1 { "1 worker".to_owned() } else { format!("{} workers", c.workers.len()) };
+        let mut workers =
+            if c.workers.len() == 1 { "1 worker".to_owned() } else { format!("{} workers", c.workers.len()) };
+        let mut policy = c.policy.name().to_owned();
+        if c.has_pairs() {
+            let count = |role| c.workers.iter().filter(|w| w.role == role).count();
+            let [regular, prefill, decode] = Role::ALL.map(count);
+            let rest = if regular == 0 { String::new() } else { format!(", {regular} regular") };
+            let _ = write!(workers, " ({prefill} prefill, {decode} decode{rest})");
+            let [of_prefill, of_decode] = [Role::Prefill, Role::Decode].map(|role| c.policy_of(role).name());
+            policy = match () {
+                () if regular > 0 => format!("{policy}, prefill by {of_prefill}, decode by {of_decode}"),
+                () if of_prefill == of_decode => of_prefill.to_owned(),
+                () => format!("prefill by {of_prefill}, decode by {of_decode}"),
+            };
+        }
         let listen = SocketAddr::new(c.host, c.port);
         let metrics = SocketAddr::new(c.metrics_host, c.metrics_port);
         let source = self.file.as_deref().unwrap_or("no file");
-        format!("ok ({source}): {workers}, {}, clients on {listen}, metrics on {metrics}", c.policy.name())
+        format!("ok ({source}): {workers}, {policy}, clients on {listen}, metrics on {metrics}")
     }
 
     /// The configuration as TOML. Read again it gives the same, but for API keys and secrets, which are left out.
@@ -32,7 +47,7 @@ impl Loaded {
             for setting in self.settings.iter().filter(|s| s.row.section == *section) {
                 let line = match &setting.shown {
                     Some(shown)
-                        if matches!(setting.row.kind, Kind::WorkerUrls) && setting.origin == Origin::Default =>
+                        if matches!(setting.row.kind, Kind::Workers(_)) && setting.origin == Origin::Default =>
                     {
                         format!("# {} = {shown}", setting.row.key)
                     }
@@ -49,6 +64,19 @@ impl Loaded {
             push(&mut out, "\n[[workers]]", &worker.origin);
             let _ = writeln!(out, "url = {}", toml_text(&worker.value.url));
             let _ = writeln!(out, "role = {}", toml_text(worker.value.role.name()));
+            let _ = writeln!(out, "backend = {}", toml_text(Engine::NAMES[worker.value.backend.engine() as usize]));
+            if worker.value.role != Role::Regular {
+                if let Some(connector) = worker.value.backend.connector() {
+                    let _ = writeln!(out, "connector = {}", toml_text(Connector::NAMES[connector as usize]));
+                }
+                let _ = writeln!(out, "group = {}", toml_text(&worker.value.group));
+            }
+            if let Some(port) = worker.value.bootstrap_port {
+                let _ = writeln!(out, "bootstrap_port = {port}");
+            }
+            if let Some(size) = worker.value.dp_size {
+                let _ = writeln!(out, "dp_size = {size}");
+            }
             if !worker.value.models.is_empty() {
                 let _ = writeln!(out, "models = {}", toml_list(&worker.value.models));
             }

@@ -47,6 +47,8 @@ pub struct Route {
     pub answer: Answer,
     /// Whether a prompt is only taken apart or counted, not computed.
     pub counts_only: bool,
+    /// Whether tokens are generated, so that pairs of prefill and decode workers can share the work.
+    pub generates: bool,
 }
 
 impl Route {
@@ -60,7 +62,18 @@ const POST: &[&str] = &["POST"];
 const GET: &[&str] = &["GET", "HEAD"];
 
 const fn json(path: &'static str, prompt: &'static [&'static str]) -> Route {
-    Route { path, methods: POST, body: Body::Json(prompt), answer: Answer::Worker, counts_only: false }
+    Route {
+        path,
+        methods: POST,
+        body: Body::Json(prompt),
+        answer: Answer::Worker,
+        counts_only: false,
+        generates: false,
+    }
+}
+
+const fn generating(path: &'static str, prompt: &'static [&'static str]) -> Route {
+    Route { generates: true, ..json(path, prompt) }
 }
 
 const fn counting(path: &'static str, prompt: &'static [&'static str]) -> Route {
@@ -68,17 +81,17 @@ const fn counting(path: &'static str, prompt: &'static [&'static str]) -> Route 
 }
 
 const fn get(path: &'static str, answer: Answer) -> Route {
-    Route { path, methods: GET, body: Body::None, answer, counts_only: false }
+    Route { path, methods: GET, body: Body::None, answer, counts_only: false, generates: false }
 }
 
 /// Every built-in route. The index is the route's number in the tallies.
 pub const ROUTES: &[Route] = &[
-    json("/v1/chat/completions", &["messages"]),
-    json("/v1/completions", &["prompt"]),
-    json("/generate", &["text", "input_ids"]),
+    generating("/v1/chat/completions", &["messages"]),
+    generating("/v1/completions", &["prompt"]),
+    generating("/generate", &["text", "input_ids"]),
     json("/v1/embeddings", &["input"]),
-    json("/v1/responses", &["input"]),
-    json("/v1/messages", &["messages"]),
+    generating("/v1/responses", &["input"]),
+    generating("/v1/messages", &["messages"]),
     counting("/v1/messages/count_tokens", &["messages"]),
     json("/v1/rerank", &["documents", "query"]),
     json("/rerank", &["documents", "query"]),
@@ -97,14 +110,23 @@ pub const ROUTES: &[Route] = &[
         body: Body::Multipart,
         answer: Answer::Worker,
         counts_only: false,
+        generates: false,
     },
-    Route { path: "/v1/responses/*", methods: GET, body: Body::None, answer: Answer::Holder, counts_only: false },
+    Route {
+        path: "/v1/responses/*",
+        methods: GET,
+        body: Body::None,
+        answer: Answer::Holder,
+        counts_only: false,
+        generates: false,
+    },
     Route {
         path: "/v1/responses/*/cancel",
         methods: POST,
         body: Body::Opaque,
         answer: Answer::Holder,
         counts_only: false,
+        generates: false,
     },
     get("/health", Answer::Alive),
     get("/liveness", Answer::Alive),
@@ -120,9 +142,10 @@ pub const ROUTES: &[Route] = &[
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Routes\n\nEvery path that is answered on the public address, besides those of `[[extra_routes]]`; any other is \
-         404, another method 405. `*` stands for one segment. Written from the table in `src/config/routes.rs` \
+         404, another method 405. `*` stands for one segment. *Pairs*: a prefill and a decode worker serve it together, \
+         where the model has such pairs. Written from the table in `src/config/routes.rs` \
          (`CORELANE_BLESS=1 cargo test routes_page_matches_the_table` rewrites this page).\n\n\
-         | path | methods | body | answered by |\n|---|---|---|---|\n",
+         | path | methods | body | answered by | pairs |\n|---|---|---|---|---|\n",
     );
     for route in ROUTES {
         let body = match route.body {
@@ -144,7 +167,8 @@ pub fn markdown() -> String {
             Answer::Models => "the gateway: the models of all usable workers",
             Answer::ServerInfo => "the gateway: the harmless part of what workers say of themselves",
         };
-        let _ = writeln!(page, "| `{}` | {} | {body} | {answer} |", route.path, route.methods.join(", "));
+        let pairs = if route.generates { "yes" } else { "" };
+        let _ = writeln!(page, "| `{}` | {} | {body} | {answer} | {pairs} |", route.path, route.methods.join(", "));
     }
     page
 }

@@ -159,7 +159,7 @@ impl Routing {
     /// The defaults of the option table.
     pub const DEFAULT: Routing = Routing {
         cache_threshold: 0.3,
-        balance_abs: 64,
+        balance_abs: 16,
         balance_rel: 1.5,
         balance_mode: BalanceMode::Worker,
         prefix_max_bytes: 1 << 20,

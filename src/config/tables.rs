@@ -9,8 +9,10 @@ use toml_edit::{Item, TableLike, Value};
 use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
 use super::routes::ROUTES;
 use super::toml::{FromFile, Places, article};
-use super::{ExtraRoute, Role, WorkerSpec, WorkerUrl};
-use crate::limits::{MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
+use super::values::choice;
+use super::workers::{Draft, NO_PORT};
+use super::{Connector, Engine, ExtraRoute, Role, WorkerSpec, WorkerUrl};
+use crate::limits::{MAX_DP_SIZE, MAX_GROUP_BYTES, MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
 
 /// A value and its place in the file.
 #[derive(Clone, Debug)]
@@ -19,7 +21,8 @@ pub struct Placed<T> {
     pub origin: Origin,
 }
 
-const WORKER_KEYS: [&str; 4] = ["url", "api_key", "models", "role"];
+const WORKER_KEYS: [&str; 9] =
+    ["url", "api_key", "models", "role", "bootstrap_port", "group", "backend", "connector", "dp_size"];
 const ROUTE_KEYS: [&str; 2] = ["path", "methods"];
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
@@ -39,10 +42,31 @@ pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) 
             );
         }
         let role = entry.text("role", role).unwrap_or(Role::Regular);
+        let bootstrap_port = entry.port("bootstrap_port");
+        let group = entry.text("group", group).unwrap_or_default();
+        let engine = entry.text("backend", |text| choice(text, Engine::NAMES)).map(|at| Engine::ALL[at]);
+        let connector = entry.text("connector", |text| choice(text, Connector::NAMES)).map(|at| Connector::ALL[at]);
+        let dp_size = entry.whole("dp_size", 1, MAX_DP_SIZE.into(), "a whole number").map(|size| size as u32);
+        for (key, belongs) in [
+            ("bootstrap_port", role == Role::Prefill),
+            ("group", role != Role::Regular),
+            ("connector", role != Role::Regular),
+        ] {
+            if entry.table.contains_key(key) && !belongs {
+                let whose = if key == "bootstrap_port" { "prefill workers" } else { "prefill and decode workers" };
+                entry.wrong(
+                    key,
+                    format!("is for {whose}, and this one is {}", role.name()),
+                    "leave it out, or set role",
+                );
+            }
+        }
         let origin = entry.place_of("url");
+        let connector = connector.map(|value| Placed { value, origin: entry.place_of("connector") });
         out.mistakes.append(&mut entry.mistakes);
         if let Some(url) = url {
-            out.workers.push(Placed { value: WorkerSpec { url, role, models, api_key }, origin });
+            let spec = WorkerSpec { role, models, api_key, group, bootstrap_port, dp_size, ..WorkerSpec::new(url) };
+            out.workers.push(Placed { value: Draft { spec, engine, connector }, origin });
         }
     }
 }
@@ -137,6 +161,27 @@ impl Entry<'_> {
         read(text).map_err(|wrong| self.wrong(key, wrong.what, wrong.fix)).ok()
     }
 
+    fn whole(&mut self, key: &str, min: u64, max: u64, what: &str) -> Option<u64> {
+        let item = self.table.get(key)?;
+        let number = item.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|n| (min..=max).contains(n));
+        if number.is_none() {
+            let is = match item.as_integer() {
+                Some(n) => format!("{n} is out of range"),
+                None => format!("is {}", item.as_value().map_or("a table", article)),
+            };
+            self.wrong(key, is, format!("give {what} from {min} to {max}"));
+        }
+        number
+    }
+
+    /// A port, or "none" for the engine's own default.
+    fn port(&mut self, key: &str) -> Option<u16> {
+        if self.table.get(key).and_then(Item::as_str) == Some(NO_PORT) {
+            return None;
+        }
+        self.whole(key, 1, 65535, "\"none\", or a port").map(|port| port as u16)
+    }
+
     fn list(&mut self, key: &str, read: impl Fn(&str) -> Result<String, Wrong>) -> Vec<String> {
         let Some(item) = self.table.get(key) else { return Vec::new() };
         let Some(items) = item.as_array() else {
@@ -180,13 +225,15 @@ fn model(text: &str) -> Result<String, Wrong> {
 }
 
 fn role(text: &str) -> Result<Role, Wrong> {
-    match text {
-        "regular" => Ok(Role::Regular),
-        "prefill" | "decode" => {
-            Err(Wrong::new(format!("{} is not built yet (prefill/decode pairs)", quote(text)), "leave it out"))
-        }
-        _ => Err(Wrong::new(format!("{} is not known", quote(text)), "give regular")),
+    choice(text, &Role::ALL.map(Role::name)).map(|at| Role::ALL[at])
+}
+
+/// Groups are shown in the admin API and in mistakes.
+fn group(text: &str) -> Result<String, Wrong> {
+    if text.len() > MAX_GROUP_BYTES || text.chars().any(char::is_control) {
+        return Err(Wrong::new(format!("{} is no name of a group", quote(text)), "give a short name"));
     }
+    Ok(text.to_owned())
 }
 
 fn method(text: &str) -> Result<String, Wrong> {

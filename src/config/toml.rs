@@ -7,12 +7,13 @@ use std::ops::Range;
 
 use toml_edit::{Document, Item, Value};
 
+use super::ExtraRoute;
 use super::given::Given;
 use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
 use super::options::{self, OPTIONS, Row};
 use super::tables::{self, Placed};
 use super::values::Kind;
-use super::{ExtraRoute, WorkerSpec};
+use super::workers::Draft;
 
 /// Keys of the tables that only the file has.
 pub const WORKERS: &str = "workers";
@@ -23,7 +24,7 @@ pub const EXTRA_ROUTES: &str = "extra_routes";
 #[derive(Default)]
 pub struct FromFile {
     pub given: Vec<Given>,
-    pub workers: Vec<Placed<WorkerSpec>>,
+    pub workers: Vec<Placed<Draft>>,
     pub extra_routes: Vec<Placed<ExtraRoute>>,
     pub mistakes: Vec<Mistake>,
     /// It names workers, rightly or wrongly, or could not be read to the end.
@@ -68,7 +69,8 @@ pub fn read(name: &str, text: &str) -> FromFile {
         }
     };
     let table = document.as_table();
-    out.names_workers = table.contains_key(WORKERS) || table.contains_key("worker_urls");
+    let names = |key: &str| key == WORKERS || options::find(key).is_some_and(|r| matches!(r.kind, Kind::Workers(_)));
+    out.names_workers = table.iter().any(|(key, _)| names(key));
     for (key, item) in table.iter() {
         let key_span = table.key(key).and_then(toml_edit::Key::span);
         let place = places.at(key_span.or_else(|| item.span()));

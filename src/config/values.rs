@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::mistakes::{Wrong, nearest, quote};
-use super::{Config, Secret};
+use super::{Config, Role, Secret, workers};
 use crate::limits::MAX_LANES;
 
 /// The type of an option, with its range and the place it is written to.
@@ -28,12 +28,16 @@ pub enum Kind {
     Switch(fn(&mut Config, bool)),
     /// One of a closed set.
     Choice { names: &'static [&'static str], set: fn(&mut Config, usize) },
+    /// One of a closed set, or nothing.
+    ChoiceOrNone { names: &'static [&'static str], set: fn(&mut Config, Option<usize>) },
     /// `auto` (empty) or a list of cores.
     Cores(fn(&mut Config, Vec<usize>)),
     /// `auto` (`None`) or one core.
     Core(fn(&mut Config, Option<usize>)),
     /// Names of HTTP headers, lower case.
     HeaderNames(fn(&mut Config, Vec<String>)),
+    /// Statuses of answers, or `none`.
+    Statuses(fn(&mut Config, Vec<u16>)),
     /// A path, with or without a query.
     Target(fn(&mut Config, String)),
     /// What is logged: a level, or levels by target.
@@ -44,8 +48,8 @@ pub enum Kind {
     Secret(fn(&mut Config, Option<Secret>)),
     /// A name, or nothing.
     Name(fn(&mut Config, Option<String>)),
-    /// Addresses of workers; `load` joins them with the `[[workers]]` tables.
-    WorkerUrls,
+    /// Addresses of workers of a role; `workers` joins them with the `[[workers]]` tables.
+    Workers(Role),
 }
 
 /// Highest core number that can be pinned to: a `cpu_set_t` holds 1024 bits.
@@ -60,7 +64,7 @@ const NOT_IDS: [&str; 8] =
 impl Kind {
     /// Whether several values are meant.
     pub const fn is_list(&self) -> bool {
-        matches!(self, Kind::HeaderNames(_) | Kind::WorkerUrls)
+        matches!(self, Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_))
     }
 
     /// What a value looks like, range included: completes "give …".
@@ -74,16 +78,20 @@ impl Kind {
                 format!("a size from {} to {}, in bytes or with KiB, MiB, GiB", size(*min), size(*max))
             }
             Kind::Switch(_) => "true or false".into(),
-            Kind::Choice { names, .. } => format!("one of {}", names.join(", ")),
+            Kind::Choice { names, .. } | Kind::ChoiceOrNone { names, .. } => format!("one of {}", names.join(", ")),
             Kind::Cores(_) => "auto, or cores such as 0-3,6".into(),
             Kind::Core(_) => "auto, or the number of one core".into(),
             Kind::HeaderNames(_) => "names of headers".into(),
+            Kind::Statuses(_) => "statuses from 400 to 599, or none".into(),
             Kind::Target(_) => "a path that starts with /".into(),
             Kind::Levels(_) => format!("one of {}, or target=level pairs", LEVELS.join(", ")),
             Kind::Ratio { min, max, .. } => format!("a number from {min} to {max}"),
             Kind::Secret(_) => "a secret".into(),
             Kind::Name(_) => "a name".into(),
-            Kind::WorkerUrls => "addresses such as http://10.0.0.1:30000".into(),
+            Kind::Workers(Role::Prefill) => {
+                "addresses with bootstrap ports, such as \"http://10.0.0.1:30000 8998\"".into()
+            }
+            Kind::Workers(_) => "addresses such as http://10.0.0.1:30000".into(),
         }
     }
 
@@ -95,16 +103,17 @@ impl Kind {
             Kind::Seconds { min, max, .. } => Some(format!("{min} to {max} s")),
             Kind::Bytes { min, max, .. } => Some(format!("{} to {}", size(*min), size(*max))),
             Kind::Ratio { min, max, .. } => Some(format!("{min} to {max}")),
-            Kind::Choice { names, .. } => Some(names.join(", ")),
+            Kind::Choice { names, .. } | Kind::ChoiceOrNone { names, .. } => Some(names.join(", ")),
             Kind::Levels(_) => Some(format!("{}; or target=level,…", LEVELS.join(", "))),
             Kind::Cores(_) | Kind::Core(_) => Some(self.wants()),
             Kind::Address(_)
             | Kind::Switch(_)
             | Kind::HeaderNames(_)
+            | Kind::Statuses(_)
             | Kind::Target(_)
             | Kind::Name(_)
             | Kind::Secret(_)
-            | Kind::WorkerUrls => None,
+            | Kind::Workers(_) => None,
         }
     }
 
@@ -117,16 +126,18 @@ impl Kind {
             Kind::Seconds { .. } => "SECS",
             Kind::Bytes { .. } => "SIZE",
             Kind::Switch(_) => "BOOL",
-            Kind::Choice { .. } => "NAME",
+            Kind::Choice { .. } | Kind::ChoiceOrNone { .. } => "NAME",
             Kind::Cores(_) => "CORES",
             Kind::Core(_) => "CORE",
             Kind::HeaderNames(_) => "HEADER",
+            Kind::Statuses(_) => "STATUS",
             Kind::Target(_) => "PATH",
             Kind::Levels(_) => "LEVEL",
             Kind::Name(_) => "NAME",
             Kind::Ratio { .. } => "X",
             Kind::Secret(_) => "SECRET",
-            Kind::WorkerUrls => "URL",
+            Kind::Workers(Role::Prefill) => "URL [PORT|none]",
+            Kind::Workers(_) => "URL",
         }
     }
 
@@ -147,6 +158,13 @@ impl Kind {
     /// One per bad text, with the text's place in `texts`.
     pub fn put(&self, config: &mut Config, texts: &[String]) -> Result<Option<String>, Vec<(usize, Wrong)>> {
         match self {
+            Kind::Statuses(set) => {
+                let is_none = matches!(texts, [only] if only.trim() == "none");
+                let statuses = if is_none { Vec::new() } else { each(texts, status)? };
+                let shown = if is_none { texts.to_vec() } else { statuses.iter().map(u16::to_string).collect() };
+                set(config, statuses);
+                Ok(Some(toml_list(&shown)))
+            }
             Kind::HeaderNames(set) => {
                 let names = each(texts, header_name)?;
                 if let Some(at) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])) {
@@ -165,9 +183,9 @@ impl Kind {
                 set(config, names);
                 Ok(Some(shown))
             }
-            Kind::WorkerUrls => {
-                let urls = each(texts, |text| super::WorkerUrl::parse(text).map(|url| url.to_string()))?;
-                Ok(Some(toml_list(&urls)))
+            Kind::Workers(role) => {
+                let workers = each(texts, |text| workers::Address::parse(*role, text).map(|given| given.to_string()))?;
+                Ok(Some(toml_list(&workers)))
             }
             _ => {
                 let [text] = texts else {
@@ -188,6 +206,10 @@ impl Kind {
                     Ok(None)
                 }
                 Kind::Secret(set) => {
+                    set(config, None);
+                    Ok(None)
+                }
+                Kind::ChoiceOrNone { set, .. } => {
                     set(config, None);
                     Ok(None)
                 }
@@ -245,10 +267,13 @@ impl Kind {
                 on.to_string()
             }
             Kind::Choice { names, set } => {
-                let Some(at) = names.iter().position(|n| *n == text) else {
-                    return Err(no_choice(text, names));
-                };
+                let at = choice(text, names)?;
                 set(config, at);
+                toml_text(names[at])
+            }
+            Kind::ChoiceOrNone { names, set } => {
+                let at = choice(text, names)?;
+                set(config, Some(at));
                 toml_text(names[at])
             }
             Kind::Cores(set) if text == "auto" => {
@@ -294,7 +319,7 @@ impl Kind {
                 set(config, Some(text.to_owned()));
                 toml_text(text)
             }
-            Kind::HeaderNames(_) | Kind::WorkerUrls => unreachable!("lists are read by put"),
+            Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_) => unreachable!("lists are read by put"),
         };
         Ok(Some(shown))
     }
@@ -302,6 +327,13 @@ impl Kind {
 
 fn not(text: &str, what: &str, fix: impl Into<String>) -> Wrong {
     Wrong::new(format!("{} is not {what}", quote(text)), fix)
+}
+
+fn status(text: &str) -> Result<u16, Wrong> {
+    let status = text.parse().ok().filter(|status| (400..600).contains(status));
+    status.ok_or_else(|| {
+        Wrong::new(format!("{} is no status of an error", quote(text)), "give statuses from 400 to 599, or none alone")
+    })
 }
 
 fn each<T>(texts: &[String], read: impl Fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Vec<(usize, Wrong)>> {
@@ -316,12 +348,20 @@ fn each<T>(texts: &[String], read: impl Fn(&str) -> Result<T, Wrong>) -> Result<
     if bad.is_empty() { Ok(good) } else { Err(bad) }
 }
 
-fn no_choice(text: &str, names: &[&str]) -> Wrong {
-    let give = format!("give one of {}", names.join(", "));
-    match nearest(text, names.iter().copied()) {
-        Some(near) => Wrong::new(format!("{} is not known", quote(text)), format!("did you mean {near}? {give}")),
-        None => Wrong::new(format!("{} is not known", quote(text)), give),
+/// Place of a name among the names of a closed set.
+///
+/// # Errors
+/// That it is not there, with the name that was probably meant.
+pub fn choice(text: &str, names: &[&str]) -> Result<usize, Wrong> {
+    if let Some(at) = names.iter().position(|name| *name == text) {
+        return Ok(at);
     }
+    let give = format!("give one of {}", names.join(", "));
+    let fix = match nearest(text, names.iter().copied()) {
+        Some(near) => format!("did you mean {near}? {give}"),
+        None => give,
+    };
+    Err(Wrong::new(format!("{} is not known", quote(text)), fix))
 }
 
 /// Plain ASCII digits as a number; no sign, no spaces.

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use super::exposition::{CONTENT_TYPE, Exposition};
 use super::fleet::{Bases, Note, Notes};
 use crate::shared::Shared;
-use crate::shared::roster::Worker;
+use crate::shared::roster::{DpRank, Role, Worker};
 
 /// What the handlers read.
 #[derive(Clone)]
@@ -37,6 +37,11 @@ struct Entry {
     id: String,
     url: Box<str>,
     role: &'static str,
+    backend: &'static str,
+    /// Prefill and decode workers of one group and backend are paired; `null` for regular workers.
+    group: Option<Box<str>>,
+    /// The data-parallel rank that it stands for; `null` for an engine as a whole.
+    dp: Option<Rank>,
     models: Box<[Box<str>]>,
     state: &'static str,
     /// Why the state is what it is; `null` before the first change.
@@ -47,6 +52,13 @@ struct Entry {
     last_probe_ms_ago: Option<u64>,
     in_flight: u32,
     selected_total: u64,
+}
+
+/// A data-parallel rank in the list.
+#[derive(Serialize)]
+struct Rank {
+    rank: u32,
+    size: u32,
 }
 
 /// Opens the admin listener.
@@ -97,6 +109,9 @@ async fn workers(State(admin): State<Admin>) -> Response {
         id: format!("{}-{}", w.slot, w.era),
         url: w.url.clone(),
         role: w.role.name(),
+        backend: w.pairing.backend.name(),
+        group: (w.role != Role::Regular).then(|| w.pairing.group.clone()),
+        dp: w.pairing.dp.map(|DpRank { rank, size }| Rank { rank, size }),
         models: w.models.clone(),
         state: shared.vitals.health(w.slot).name(),
         reason: note.reason,

@@ -4,20 +4,24 @@
 //! for a batch of news; never lets a worker in before the snapshot that describes it is out; never gives a
 //! slot's old count to its new tenant.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::bootstrap::EngineIds;
 use super::resolve::Endpoint;
-use crate::config::{WorkerSpec, Wrong};
+use crate::config::{Backend, Role, WorkerSpec, Wrong};
 use crate::limits::MAX_WORKERS;
 use crate::metrics::{WORKER_STATUSES, worker_status_index};
 use crate::shared::Shared;
-use crate::shared::roster::{Slot, Slots, Worker};
-use crate::shared::vitals::Health;
+use crate::shared::readiness::{Standing, TeamStanding};
+use crate::shared::roster::{DpRank, Pairing, Slot, Slots, Snapshot, Team, Worker};
+use crate::shared::vitals::{Health, Vitals};
 
 /// What each slot's counters said when its present tenant moved in: what the tenant's own counts start from.
 /// Read by scrapes, written at registration; atomics because the admin listener's handlers must be `Send`.
@@ -103,8 +107,9 @@ pub fn successes(shared: &Shared, slot: Slot) -> u64 {
     responses(shared, slot)[worker_status_index(200)]
 }
 
-/// Which worker: its slot and the slot's tenancy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which configured worker: slot and tenancy that its first member got when it was registered. Stays the same when its
+/// members are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
     pub slot: Slot,
     pub era: u32,
@@ -123,6 +128,10 @@ pub enum News {
     Models(Box<[Box<str>]>),
     /// What it says of itself, filtered.
     ServerInfo(Option<Box<str>>),
+    /// It has so many data-parallel ranks, each of which is chosen on its own.
+    Ranks(u32),
+    /// Mooncake's ids of its engine, by rank.
+    EngineIds(EngineIds),
 }
 
 /// Why a worker was not registered.
@@ -149,23 +158,57 @@ impl std::fmt::Display for Refusal {
 /// Seconds in which all sticky keys are looked at once.
 const FORGET_PARTS: usize = 64;
 
-struct Member {
-    worker: Arc<Worker>,
+/// A configured worker: one member of the roster, or one for each of its data-parallel ranks.
+struct Engine {
+    spec: WorkerSpec,
+    /// In rank order.
+    members: Vec<Arc<Worker>>,
+    /// Number of ranks; `None` while it is being asked for.
+    size: Option<u32>,
+    engine_ids: EngineIds,
     probed: bool,
+    /// What the probes said last, and why.
+    verdict: Option<(Health, String)>,
+    /// Slots of the members, for the worker's task.
+    slots: watch::Sender<Box<[Slot]>>,
     task: Option<AbortHandle>,
 }
 
-/// All workers, in slot order, and what has yet to be told to the lanes.
+impl Engine {
+    fn change(&mut self, mut change: impl FnMut(&mut Worker)) {
+        for member in &mut self.members {
+            change(Arc::make_mut(member));
+        }
+    }
+
+    /// What has to be learnt before it can be given requests.
+    fn lacks(&self) -> Option<&'static str> {
+        if self.size.is_none() {
+            return Some("its data-parallel size is not known yet");
+        }
+        let lacks_id = self.members.iter().any(|m| needs_engine_id(&self.spec) && m.pairing.engine_id.is_none());
+        lacks_id.then_some("Mooncake's id of its engine is not known yet")
+    }
+}
+
+/// Whether decode workers have to be told Mooncake's id of this worker's engine.
+pub(super) fn needs_engine_id(spec: &WorkerSpec) -> bool {
+    spec.role == Role::Prefill && spec.backend == Backend::VllmMooncake
+}
+
+/// All workers, in the order of their first slots, and what has yet to be told to the lanes.
 pub struct Fleet {
     shared: &'static Shared,
+    /// Engines are asked for their data-parallel size where it is not configured.
+    dp_aware: bool,
     bases: Bases,
     notes: Notes,
-    members: Vec<Member>,
+    engines: BTreeMap<Id, Engine>,
     slots: Slots,
-    /// The roster no longer says what `members` says.
+    /// The roster no longer says what `engines` says.
     stale: bool,
-    /// Changes of health that wait for the next publication.
-    flips: Vec<(Id, Health, String)>,
+    /// Workers whose verdict may have to be carried out after the next publication.
+    judged: Vec<Id>,
     /// Slots whose workers were removed since the last publication.
     leavers: Vec<Slot>,
     /// The start has waited long enough for first probes.
@@ -173,19 +216,26 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// No workers yet.
+    /// No workers yet, and none is asked for its data-parallel size.
     pub fn new(shared: &'static Shared) -> Self {
         Fleet {
             shared,
+            dp_aware: false,
             bases: Bases::new(),
             notes: Notes::default(),
-            members: Vec::new(),
+            engines: BTreeMap::new(),
             slots: Slots::new(),
             stale: false,
-            flips: Vec::new(),
+            judged: Vec::new(),
             leavers: Vec::new(),
             waited: false,
         }
+    }
+
+    /// Workers that are registered from now on wait for [`News::Ranks`] where no size is configured.
+    pub fn dp_aware(mut self, on: bool) -> Self {
+        self.dp_aware = on;
+        self
     }
 
     /// The counts' starting points, for whoever exposes them.
@@ -204,51 +254,100 @@ impl Fleet {
     /// See [`Refusal`].
     pub fn register(&mut self, spec: &WorkerSpec) -> Result<Id, Refusal> {
         let endpoint = Endpoint::parse(&spec.url).map_err(Refusal::BadUrl)?;
-        if self.members.iter().any(|m| *m.worker.url == *spec.url && m.worker.role == spec.role) {
+        if self.engines.values().any(|e| e.spec.url == spec.url && e.spec.role == spec.role) {
             return Err(Refusal::Known);
         }
-        let (slot, era) = self.slots.take(self.shared).ok_or(Refusal::Full)?;
+        let size = spec.dp_size.or((!self.dp_aware).then_some(1));
+        let places = self.take(size.unwrap_or(1)).ok_or(Refusal::Full)?;
+        let (slot, era) = places[0];
         let id = Id { slot, era };
-        self.bases.begin(self.shared, id.slot);
-        self.notes.change(id.slot, |note| *note = Note::default());
-        self.shared.vitals.set_health(id.slot, Health::Pending);
-        let worker = Worker {
-            slot: id.slot,
-            era: id.era,
+        let whole = Worker {
+            slot,
+            era,
             role: spec.role,
             url: spec.url.as_str().into(),
             addrs: endpoint.literal().into_iter().collect(),
-            prefix: endpoint.prefix,
             api_key: spec.api_key.as_deref().map(Into::into),
             models: spec.models.iter().map(|m| m.as_str().into()).collect(),
             server_info: None,
+            pairing: Pairing {
+                backend: spec.backend,
+                group: spec.group.as_str().into(),
+                bootstrap_host: endpoint.bracketed().into(),
+                bootstrap_port: spec.bootstrap_port,
+                engine_id: None,
+                dp: None,
+            },
+            prefix: endpoint.prefix,
         };
-        let place = self.members.partition_point(|m| m.worker.slot < id.slot);
-        self.members.insert(place, Member { worker: Arc::new(worker), probed: false, task: None });
+        let members = ranks(spec, &whole, &places);
+        let engine = Engine {
+            slots: watch::Sender::new(members.iter().map(|m| m.slot).collect()),
+            spec: spec.clone(),
+            members,
+            size,
+            engine_ids: EngineIds::default(),
+            probed: false,
+            verdict: None,
+            task: None,
+        };
+        self.engines.insert(id, engine);
         self.stale = true;
         Ok(id)
     }
 
+    /// Slots and eras for so many new members; `None`, and nothing taken, if there are not so many.
+    fn take(&mut self, count: u32) -> Option<Vec<(Slot, u32)>> {
+        let mut taken = Vec::new();
+        while taken.len() < count as usize {
+            match self.slots.take(self.shared) {
+                Some(place) => taken.push(place),
+                None => {
+                    self.leavers.extend(taken.iter().map(|&(slot, _)| slot));
+                    self.stale = true;
+                    return None;
+                }
+            }
+        }
+        for &(slot, _) in &taken {
+            self.bases.begin(self.shared, slot);
+            self.notes.change(slot, |note| *note = Note::default());
+        }
+        Some(taken)
+    }
+
+    /// Gives up the slots of members that leave.
+    fn leave(&mut self, members: &[Arc<Worker>]) {
+        for member in members {
+            self.shared.vitals.set_health(member.slot, Health::Draining);
+            self.shared.prefix.purge(member.slot, member.era);
+            self.leavers.push(member.slot);
+        }
+        self.stale = true;
+    }
+
+    /// Slots of a worker's members as they change, for its task.
+    pub fn members(&self, id: Id) -> Option<watch::Receiver<Box<[Slot]>>> {
+        self.engines.get(&id).map(|engine| engine.slots.subscribe())
+    }
+
     /// Ties a worker's task to its membership: it ends when the worker is removed.
     pub fn assign(&mut self, id: Id, task: AbortHandle) {
-        match self.member(id) {
-            Some(member) => member.task = Some(task),
+        match self.engines.get_mut(&id) {
+            Some(engine) => engine.task = Some(task),
             None => task.abort(),
         }
     }
 
-    /// Removes a worker and ends its task; requests that it has are finished by whoever holds their guards.
+    /// Removes a worker with all its ranks and ends its task; requests that it has are finished by whoever holds their
+    /// guards.
     pub fn remove(&mut self, id: Id) -> bool {
-        let Some(place) = self.place(id) else { return false };
-        let member = self.members.remove(place);
-        if let Some(task) = member.task {
+        let Some(engine) = self.engines.remove(&id) else { return false };
+        if let Some(task) = engine.task {
             task.abort();
         }
-        tracing::info!(worker = %member.worker.url, role = member.worker.role.name(), "worker removed");
-        self.shared.vitals.set_health(id.slot, Health::Draining);
-        self.shared.prefix.purge(id.slot, id.era);
-        self.leavers.push(id.slot);
-        self.stale = true;
+        tracing::info!(worker = %engine.spec.url, role = engine.spec.role.name(), "worker removed");
+        self.leave(&engine.members);
         true
     }
 
@@ -256,40 +355,96 @@ impl Fleet {
     /// workers that are gone is dropped.
     pub fn apply(&mut self, id: Id, news: News) {
         let shared = self.shared;
-        let Some(member) = self.member(id) else { return };
+        let Some(engine) = self.engines.get_mut(&id) else { return };
+        let first = &engine.members[0];
         match news {
             News::Probed => {
-                member.probed = true;
-                self.notes.change(id.slot, |note| note.probed = Some(Instant::now()));
+                engine.probed = true;
+                for member in &engine.members {
+                    self.notes.change(member.slot, |note| note.probed = Some(Instant::now()));
+                }
             }
-            News::Health(health, reason) => self.flips.push((id, health, reason)),
+            News::Health(health, reason) => {
+                if health == Health::Unhealthy && !engine.engine_ids.is_empty() {
+                    // It may come back as another engine: its id is asked for anew before it is let in.
+                    self.identify(id, EngineIds::default());
+                }
+                if let Some(engine) = self.engines.get_mut(&id) {
+                    engine.verdict = Some((health, reason));
+                    self.judged.push(id);
+                }
+            }
             News::Addrs(addrs) => {
-                Arc::make_mut(&mut member.worker).addrs = addrs;
+                engine.change(|worker| worker.addrs = addrs.clone());
                 self.stale = true;
             }
-            News::Models(models) if member.worker.models == models => {}
+            News::Models(models) if first.models == models => {}
             News::Models(models) => {
-                let (worker, names) = (&member.worker.url, models.join(", "));
+                let (worker, names) = (&engine.spec.url, models.join(", "));
                 // A worker that is about to come in is logged once, with its models.
-                match shared.vitals.health(id.slot) {
+                match shared.vitals.health(first.slot) {
                     Health::Pending => tracing::debug!(%worker, models = names, "models of the worker are known"),
                     _ => tracing::info!(%worker, models = names, "models of the worker are known"),
                 }
-                Arc::make_mut(&mut member.worker).models = models;
+                engine.change(|worker| worker.models = models.clone());
                 self.stale = true;
             }
-            News::ServerInfo(info) if member.worker.server_info == info => {}
+            News::ServerInfo(info) if first.server_info == info => {}
             News::ServerInfo(info) => {
-                Arc::make_mut(&mut member.worker).server_info = info;
+                engine.change(|worker| worker.server_info = info.clone());
                 self.stale = true;
             }
+            News::Ranks(size) if engine.size == Some(size) => {}
+            News::Ranks(size) => self.resize(id, size),
+            News::EngineIds(ids) if engine.engine_ids == ids => {}
+            News::EngineIds(ids) => self.identify(id, ids),
         }
     }
 
-    /// Tells lanes what has changed: one snapshot, then the flips, then the counts of readiness.
+    /// Gives a worker as many members as its engine has ranks. The one that waited for the size becomes the first; a
+    /// later change means another engine, so all are replaced.
+    fn resize(&mut self, id: Id, size: u32) {
+        let Some(engine) = self.engines.get(&id) else { return };
+        let kept = u32::from(engine.size.is_none());
+        let (url, was) = (engine.spec.url.clone(), engine.size);
+        let Some(fresh) = self.take(size.max(1) - kept) else {
+            tracing::error!(worker = %url, dp_size = size, "no slots for the worker's ranks ({MAX_WORKERS} in all)");
+            return;
+        };
+        let Some(engine) = self.engines.get_mut(&id) else { return };
+        let old = std::mem::take(&mut engine.members);
+        let (kept, left) = old.split_at(kept as usize);
+        let places: Vec<(Slot, u32)> = kept.iter().map(|m| (m.slot, m.era)).chain(fresh).collect();
+        engine.members = ranks(&engine.spec, &old[0], &places);
+        engine.size = Some(size);
+        for member in &mut engine.members {
+            let member = Arc::make_mut(member);
+            member.pairing.engine_id = id_of(&engine.engine_ids, member.pairing.dp);
+        }
+        engine.slots.send_replace(engine.members.iter().map(|m| m.slot).collect());
+        match was {
+            None => tracing::info!(worker = %url, dp_size = size, "data-parallel size of the worker is known"),
+            Some(was) => {
+                tracing::warn!(worker = %url, dp_size = size, was, "data-parallel size of the worker has changed")
+            }
+        }
+        self.leave(left);
+        self.judged.push(id);
+    }
+
+    /// Notes Mooncake's ids of an engine.
+    fn identify(&mut self, id: Id, ids: EngineIds) {
+        let Some(engine) = self.engines.get_mut(&id) else { return };
+        engine.change(|worker| worker.pairing.engine_id = id_of(&ids, worker.pairing.dp));
+        engine.engine_ids = ids;
+        self.stale = true;
+        self.judged.push(id);
+    }
+
+    /// Tells lanes what has changed: one snapshot, then the flips, then what readiness goes by.
     pub fn settle(&mut self) {
         if std::mem::take(&mut self.stale) {
-            let workers = self.members.iter().map(|m| m.worker.clone()).collect();
+            let workers = self.workers().cloned().collect();
             let generation = self.shared.roster.publish(workers);
             super::prefix::release(self.shared, &self.shared.roster.snapshot());
             for slot in std::mem::take(&mut self.leavers) {
@@ -299,8 +454,8 @@ impl Fleet {
                 self.shared.handover.ring(lane);
             }
         }
-        for (id, health, reason) in std::mem::take(&mut self.flips) {
-            self.flip(id, health, &reason);
+        for id in std::mem::take(&mut self.judged) {
+            self.carry_out(id);
         }
         self.recount();
     }
@@ -311,39 +466,76 @@ impl Fleet {
         self.recount();
     }
 
-    /// What is done every second: pauses of failing workers run, sticky keys of workers that are gone or that were not
-    /// used for `idle_s` are forgotten, a share of them at a time.
+    /// What is done every second: pauses of failing workers run, leads in work fade, sticky keys of workers that are
+    /// gone or that were not used for `idle_s` are forgotten, a share of them at a time.
     pub fn second(&self, now_s: u64, idle_s: u32) {
-        for member in &self.members {
-            self.shared.vitals.second(member.worker.slot);
+        for member in self.workers() {
+            self.shared.vitals.second(member.slot);
         }
+        let snapshot = self.shared.roster.snapshot();
+        snapshot.fade(&self.shared.load, &self.shared.vitals);
         let gone = |(slot, era), used_s: u32| {
-            self.place(Id { slot, era }).is_none() || now_s.saturating_sub(used_s.into()) > idle_s.into()
+            snapshot.worker(slot, era).is_none() || now_s.saturating_sub(used_s.into()) > idle_s.into()
         };
         self.shared.sticky.forget(now_s as usize, FORGET_PARTS, gone);
         self.recount();
     }
 
-    /// Counts anew what readiness shows; health also changes without this thread's doing.
+    /// Works out anew what readiness goes by; health also changes without this thread's doing.
     pub fn recount(&self) {
-        let probed = self.members.iter().filter(|m| m.probed).count();
-        let usable = self.members.iter().filter(|m| usable(self.shared, &m.worker)).count();
-        self.shared.readiness.set(self.members.len(), probed, usable, self.waited);
+        let mut standing = Standing { waited: self.waited, ..Standing::default() };
+        let mut teams: BTreeMap<(Role, Team), TeamStanding> = BTreeMap::new();
+        for engine in self.engines.values() {
+            for member in &engine.members {
+                let usable = usize::from(usable(self.shared, member));
+                standing.configured += 1;
+                standing.probed += usize::from(engine.probed);
+                standing.usable += usable;
+                if member.role != Role::Regular {
+                    let (backend, group) = member.pairing.team();
+                    let team = teams.entry((member.role, (backend, group))).or_insert_with(|| TeamStanding {
+                        role: member.role,
+                        group: group.into(),
+                        backend,
+                        configured: 0,
+                        usable: 0,
+                        dp_ranks: 0,
+                    });
+                    team.configured += 1;
+                    team.usable += usable;
+                    team.dp_ranks += usize::from(member.pairing.dp.is_some());
+                }
+            }
+        }
+        standing.teams = teams.into_values().collect();
+        if !standing.teams.is_empty() {
+            standing.lacks = lacks(&self.shared.roster.snapshot(), &self.shared.vitals);
+        }
+        self.shared.readiness.set(standing);
     }
 
-    fn place(&self, id: Id) -> Option<usize> {
-        let place = self.members.binary_search_by_key(&id.slot, |m| m.worker.slot).ok()?;
-        (self.members[place].worker.era == id.era).then_some(place)
+    fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> {
+        self.engines.values().flat_map(|engine| &engine.members)
     }
 
-    fn member(&mut self, id: Id) -> Option<&mut Member> {
-        self.place(id).map(|place| &mut self.members[place])
+    /// Brings the members' health in line with the worker's newest verdict, unless something has to be learnt first.
+    fn carry_out(&self, id: Id) {
+        let Some(engine) = self.engines.get(&id) else { return };
+        let Some((health, reason)) = &engine.verdict else { return };
+        if let Some(lack) = engine.lacks().filter(|_| *health == Health::Ready) {
+            tracing::debug!(worker = %engine.spec.url, reason = lack, "worker is not let in yet");
+            for member in &engine.members {
+                self.notes.change(member.slot, |note| note.reason = Some(lack.into()));
+            }
+            return;
+        }
+        for member in &engine.members {
+            self.flip(member, *health, reason);
+        }
     }
 
-    fn flip(&self, id: Id, health: Health, reason: &str) {
-        let Some(place) = self.place(id) else { return };
-        let worker = &self.members[place].worker;
-        let old = self.shared.vitals.health(id.slot);
+    fn flip(&self, worker: &Worker, health: Health, reason: &str) {
+        let old = self.shared.vitals.health(worker.slot);
         // Draining is somebody's decision; probes do not overrule it.
         if old == health || old == Health::Draining {
             return;
@@ -351,8 +543,8 @@ impl Fleet {
         if health == Health::Ready {
             self.shared.roster.snapshot().welcome(worker, &self.shared.load, &self.shared.vitals);
         }
-        self.shared.vitals.set_health(id.slot, health);
-        self.notes.change(id.slot, |note| note.reason = Some(reason.into()));
+        self.shared.vitals.set_health(worker.slot, health);
+        self.notes.change(worker.slot, |note| note.reason = Some(reason.into()));
         match health {
             Health::Unhealthy => tracing::warn!(
                 worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
@@ -364,6 +556,42 @@ impl Fleet {
             ),
         }
     }
+}
+
+/// The members of a worker at these places; but for place, name and rank they are like `like`.
+fn ranks(spec: &WorkerSpec, like: &Worker, places: &[(Slot, u32)]) -> Vec<Arc<Worker>> {
+    let size = places.len() as u32;
+    let member = |(rank, &(slot, era)): (usize, &(Slot, u32))| {
+        let mut worker = Worker { slot, era, url: spec.url.as_str().into(), ..like.clone() };
+        worker.pairing.dp = (size > 1).then_some(DpRank { rank: rank as u32, size });
+        if size > 1 {
+            worker.url = format!("{}@{rank}", spec.url).into();
+        }
+        Arc::new(worker)
+    };
+    places.iter().enumerate().map(member).collect()
+}
+
+/// The engine's id as the worker of a rank is known by: its own, else that of rank 0.
+fn id_of(ids: &EngineIds, dp: Option<DpRank>) -> Option<Box<str>> {
+    let of = |rank: u32| ids.iter().find(|(r, _)| *r == rank).map(|(_, id)| id.clone());
+    of(dp.map_or(0, |dp| dp.rank)).or_else(|| of(0))
+}
+
+/// What keeps pairs from serving, a sentence a model that they serve; while no model is known, one for all of them.
+fn lacks(snapshot: &Snapshot, vitals: &Vitals) -> Vec<String> {
+    let mut known = false;
+    let mut all = Vec::new();
+    for (at, pool) in snapshot.pools.iter().enumerate().filter(|(_, pool)| pool.role == Role::Prefill) {
+        known = true;
+        if let (Some(lack), Some(model)) = (snapshot.lacks(at, vitals), &pool.model) {
+            all.push(format!("model {model}: {lack}"));
+        }
+    }
+    if !known {
+        all.extend(snapshot.pairs(None).and_then(|at| snapshot.lacks(at, vitals)).map(str::to_owned));
+    }
+    all
 }
 
 /// Whether lanes may give the worker requests.

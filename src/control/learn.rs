@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::Tended;
 use super::fetch::Reply;
 use super::fleet::News;
-use crate::limits::MAX_MODELS_PER_WORKER;
+use crate::limits::{MAX_DP_SIZE, MAX_MODELS_PER_WORKER};
 
 /// Longest model name that is taken, in bytes.
 pub const MAX_MODEL_BYTES: usize = 256;
@@ -73,6 +73,13 @@ pub fn harmless(body: &[u8]) -> Option<Box<str>> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string().into_boxed_str())
 }
 
+/// Number of data-parallel ranks that a worker's description states.
+pub fn dp_size(body: &[u8]) -> Option<u32> {
+    let said: Value = serde_json::from_slice(body).ok()?;
+    let size = said.get("dp_size")?.as_u64()?;
+    u32::try_from(size).ok().filter(|size| (1..=MAX_DP_SIZE).contains(size))
+}
+
 fn plain(value: &Value) -> bool {
     match value {
         Value::Bool(_) | Value::Number(_) => true,
@@ -98,6 +105,10 @@ pub(super) async fn keep_learning(tended: &Tended) {
 }
 
 async fn learn(tended: &Tended, round: u64) {
+    tokio::join!(learn_models(tended, round), learn_info(tended));
+}
+
+async fn learn_models(tended: &Tended, round: u64) {
     let mut complained = false;
     while tended.asks_models() {
         let found = ask_models(tended).await;
@@ -116,13 +127,39 @@ async fn learn(tended: &Tended, round: u64) {
         tokio::time::sleep(tended.pace.eager).await;
     }
     tended.answered.send_replace(Some(round));
-    for _ in 0..INFO_TRIES {
-        if let Some(info) = ask_info(tended).await {
-            tended.tell(News::ServerInfo(info));
+}
+
+/// The description is let be after some tries, unless the data-parallel size has to come out of it.
+async fn learn_info(tended: &Tended) {
+    let mut tries = 0;
+    loop {
+        if let Some(body) = ask_info(tended).await {
+            tended.tell(News::ServerInfo(harmless(&body)));
+            if tended.ask_size {
+                tended.tell(News::Ranks(size(tended, &body)));
+            }
             return;
+        }
+        tries += 1;
+        if tries == INFO_TRIES {
+            if !tended.ask_size {
+                return;
+            }
+            tracing::warn!(worker = %tended.url, "data-parallel size of the worker is not known yet");
         }
         tokio::time::sleep(tended.pace.eager).await;
     }
+}
+
+/// The data-parallel size in a description; an engine that says none has one rank.
+fn size(tended: &Tended, body: &[u8]) -> u32 {
+    dp_size(body).unwrap_or_else(|| {
+        tracing::warn!(
+            worker = %tended.url,
+            "the worker does not say its data-parallel size: taken for 1; give dp_size in [[workers]] if it has more ranks"
+        );
+        1
+    })
 }
 
 async fn ask_models(tended: &Tended) -> Result<Names, String> {
@@ -144,15 +181,17 @@ async fn ask_models(tended: &Tended) -> Result<Names, String> {
     Ok(names)
 }
 
-/// The outer `None`: ask again.
-async fn ask_info(tended: &Tended) -> Option<Option<Box<str>>> {
+/// The worker's description, empty if it has none; `None`: ask again.
+async fn ask_info(tended: &Tended) -> Option<Vec<u8>> {
     let mut reply = tended.get("/get_server_info").await.ok()?;
     if reply.status == 404 {
         reply = tended.get("/server_info").await.ok()?;
     }
     match reply {
-        Reply { status: 200, truncated: false, body } => Some(harmless(&body)),
-        Reply { status: 200 | 404, .. } => Some(None),
+        Reply { status: 200, truncated: false, body } => Some(body),
+        Reply { status: 404, .. } => Some(Vec::new()),
+        // A description that is too long to be read still is one.
+        Reply { status: 200, .. } if !tended.ask_size => Some(Vec::new()),
         _ => None,
     }
 }
@@ -189,6 +228,16 @@ mod tests {
         assert_eq!(&*kept, r#"{"is_embedding":false,"model_path":"/m","tp_size":2}"#);
         for nothing in ["", "[]", "{}", r#"{"api_key":"s3cret"}"#] {
             assert_eq!(harmless(nothing.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn the_data_parallel_size_is_a_small_number() {
+        assert_eq!(dp_size(br#"{"dp_size":8,"api_key":"s3cret"}"#), Some(8));
+        for none in
+            ["", "[]", "{}", r#"{"dp_size":0}"#, r#"{"dp_size":1025}"#, r#"{"dp_size":"8"}"#, r#"{"dp_size":-1}"#]
+        {
+            assert_eq!(dp_size(none.as_bytes()), None, "{none}");
         }
     }
 }

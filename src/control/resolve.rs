@@ -34,6 +34,11 @@ impl Endpoint {
         WorkerUrl::parse(url).map(Endpoint::from)
     }
 
+    /// The host as it stands in a URL: IPv6 in brackets.
+    pub fn bracketed(&self) -> String {
+        if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.to_string() }
+    }
+
     /// The address, when the host is one and no look-up is needed.
     pub fn literal(&self) -> Option<SocketAddr> {
         self.host.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, self.port))
@@ -64,13 +69,10 @@ impl Endpoint {
 
 impl From<WorkerUrl> for Endpoint {
     fn from(url: WorkerUrl) -> Endpoint {
-        let (open, close) = if url.host.contains(':') { ("[", "]") } else { ("", "") };
-        Endpoint {
-            authority: format!("{open}{}{close}:{}", url.host, url.port).into(),
-            host: url.host.into(),
-            port: url.port,
-            prefix: url.prefix.into(),
-        }
+        let mut endpoint =
+            Endpoint { authority: "".into(), host: url.host.into(), port: url.port, prefix: url.prefix.into() };
+        endpoint.authority = format!("{}:{}", endpoint.bracketed(), url.port).into();
+        endpoint
     }
 }
 

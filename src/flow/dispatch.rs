@@ -1,21 +1,24 @@
 //! Dispatch: a request goes to its worker, the head of the answer comes back.
 //!
-//! Takes a request and a worker, gives the live connection with the answer's head and the first bytes behind
+//! Takes what is to be sent and a worker, gives the live connection with the answer's head and the first bytes behind
 //! it. Never sends a request twice but in one case: a pooled connection that turns out dead before it said
-//! anything, at once. Never keeps a worker busy for a client that has left.
+//! anything, at once. Never keeps a worker busy for a client that has left, where it is given one to watch.
+
+pub mod patch;
 
 use std::future::poll_fn;
 use std::io;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Request, give_back};
-use crate::http1::{self, BodyLength, Forward, HeadLimits, Parsed};
+use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back};
+use crate::http1::{self, BodyLength, Forward, HeadLimits, Parsed, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::limits::{MAX_INTERIM, ONE_SEND_BYTES};
 use crate::metrics::Tally;
 use crate::shared::roster::Slot;
+use crate::span::Span;
 
 /// How an exchange ended without an answer.
 enum Broken {
@@ -36,54 +39,74 @@ impl From<What> for Broken {
 /// (field experience with engines that close idle connections after 5 s).
 const AT_ONCE_US: u64 = 100_000;
 
-/// Sends the request to a worker and waits for the head of its answer.
+/// Sends a request to a worker and waits for the head of its answer. `parcel` makes what is sent, once a sending.
+/// A `client` that is given is watched: its leaving ends the attempt.
+///
+/// # Errors
+/// A fault of the worker, of the client that left, or of `parcel`.
 pub async fn dispatch<W: Wire>(
     lane: &Lane<W>,
-    client: &Client<W::Conn>,
-    request: &mut Request,
-    slot: Slot,
-    era: u32,
+    client: Option<&Client<W::Conn>>,
+    leg: Leg<'_>,
+    mut head: ResponseHead,
+    parcel: impl Fn() -> Result<Parcel, Fault>,
 ) -> Result<Answer<W::Conn>, Fault> {
-    request.attempts += 1;
-    if let Some(conn) = lane.pool.take(slot, era, lane.wire.now_us()) {
+    let attempts = leg.attempts;
+    attempts.set(attempts.get() + 1);
+    if leg.reuse != Reuse::Never
+        && let Some(conn) = lane.pool.take(leg.slot, leg.era, lane.wire.now_us())
+    {
         lane.count(Tally::Reuses, 1);
-        match exchange(lane, client, request, slot, era, conn).await {
-            Ok(answer) => return Ok(answer),
+        match exchange(lane, client, leg, &mut head, conn, parcel()?).await {
+            Ok((conn, chunk, head_len)) => return Ok(Answer { conn, head, chunk, head_len }),
             Err(Broken::Fault(fault)) => return Err(fault),
-            Err(Broken::Silent { at_once: true }) if request.attempts < lane.config.max_attempts => {
-                request.attempts += 1;
+            Err(Broken::Silent { at_once: true }) if leg.reuse == Reuse::Fail => {
+                return Err(What::StaleConnection.into());
+            }
+            Err(Broken::Silent { at_once: true }) if attempts.get() < lane.config.max_attempts => {
+                attempts.set(attempts.get() + 1);
                 lane.count(Tally::Replays, 1);
             }
             Err(Broken::Silent { .. }) => return Err(What::WorkerReset.into()),
         }
     }
-    let conn = connect(lane, client, slot, era).await?;
-    exchange(lane, client, request, slot, era, conn).await.map_err(|broken| match broken {
-        Broken::Fault(fault) => fault,
-        Broken::Silent { .. } => What::WorkerReset.into(),
-    })
+    let conn = connect(lane, client, leg).await?;
+    match exchange(lane, client, leg, &mut head, conn, parcel()?).await {
+        Ok((conn, chunk, head_len)) => Ok(Answer { conn, head, chunk, head_len }),
+        Err(Broken::Fault(fault)) => Err(fault),
+        Err(Broken::Silent { .. }) => Err(What::WorkerReset.into()),
+    }
 }
 
-async fn connect<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, slot: Slot, era: u32) -> Result<W::Conn, Fault> {
+/// Whether what is waited for has lost its point.
+fn pointless<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, cx: &mut Context<'_>) -> Option<What> {
+    if client.is_some_and(|client| client.has_left(lane, cx)) {
+        return Some(What::ClientGone);
+    }
+    lane.is_ending().then_some(What::ShuttingDown)
+}
+
+async fn connect<W: Wire>(
+    lane: &Lane<W>,
+    client: Option<&Client<W::Conn>>,
+    Leg { slot, era, timer, .. }: Leg<'_>,
+) -> Result<W::Conn, Fault> {
     let mut nth = 0;
     loop {
         let to = lane.view.borrow().worker(slot, era).and_then(|w| w.addrs.get(nth).copied());
         let Some(to) = to else { return Err(What::ConnectFailed.into()) };
         nth += 1;
         lane.count(Tally::Connects, 1);
-        client.timer.set(lane.wire.now_us() + lane.config.connect_timeout.as_micros() as u64);
+        timer.set(lane.wire.now_us() + lane.config.connect_timeout.as_micros() as u64);
         let mut connecting = std::pin::pin!(lane.wire.connect(to));
         let connected = poll_fn(|cx| {
             if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
                 return Poll::Ready(done.map_err(|_| Fault::from(What::ConnectFailed)));
             }
-            if client.has_left(lane, cx) {
-                return Poll::Ready(Err(What::ClientGone.into()));
+            if let Some(what) = pointless(lane, client, cx) {
+                return Poll::Ready(Err(what.into()));
             }
-            if lane.is_ending() {
-                return Poll::Ready(Err(What::ShuttingDown.into()));
-            }
-            client.timer.poll_due(cx).map(|()| Err(What::ConnectTimeout.into()))
+            timer.poll_due(cx).map(|()| Err(What::ConnectTimeout.into()))
         })
         .await;
         match connected {
@@ -100,60 +123,110 @@ async fn connect<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, slot: Slot, 
     }
 }
 
-/// Writes the request's head for this worker, with the body behind it when it is small; whether it is.
-fn write_request<W: Wire>(
+/// The request as this worker is sent it: the client's head rewritten, the body as it came, or as the patch wants it.
+///
+/// # Errors
+/// [`What::ConnectFailed`] when the worker has gone since it was chosen: nothing was sent, another one can be tried.
+pub fn parcel<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     request: &Request,
-    slot: Slot,
-    era: u32,
-    out: &mut Vec<u8>,
-) -> Result<bool, Fault> {
+    (slot, era): (Slot, u32),
+    patch: Option<&Patch>,
+) -> Result<Parcel, Fault> {
     let view = lane.view.borrow();
-    // Gone since it was chosen: another one can be tried, nothing was sent.
     let Some(worker) = view.worker(slot, era) else { return Err(What::ConnectFailed.into()) };
     let body = request.body();
-    let length = match request.head.body {
-        BodyLength::None => BodyLength::None,
-        _ => BodyLength::Length(body.len() as u64),
-    };
+    let mut patched = None;
+    let mut tail = None;
+    let mut length = body.len();
+    if let Some(patch) = patch {
+        let mut out = lane.buffers.take();
+        if body.len() <= ONE_SEND_BYTES || patch.cuts(request).next().is_some() {
+            patch::cut_and_add(&mut out, body, request.inspector.object(), patch.cuts(request), patch.add);
+            length = out.len();
+            patched = Some(out);
+        } else {
+            let kept = request.inspector.object().end() - 1;
+            patch::tail(&mut out, body, request.inspector.object(), patch.add);
+            length = kept + out.len();
+            tail = Some((kept, out));
+        }
+    }
     let forward = Forward {
         prefix: &worker.prefix,
-        host: None,
         client: client.peer.ip(),
         authorization: worker.api_key.as_deref(),
         request_id: &request.id,
-        length,
+        length: match request.head.body {
+            BodyLength::None => BodyLength::None,
+            _ => BodyLength::Length(length as u64),
+        },
+        dp_rank: if patch.is_some_and(|patch| patch.names_rank) { None } else { worker.pairing.dp.map(|dp| dp.rank) },
     };
-    http1::request_head(out, &request.head, &request.input, &forward);
-    let small = body.len() <= ONE_SEND_BYTES;
-    if small {
-        out.extend_from_slice(body);
-    }
-    Ok(small)
+    let mut out = lane.buffers.take();
+    http1::request_head(&mut out, &request.head, &request.input, &forward);
+    let shared = |end| Outgoing::Shared(request.input.clone(), request.head_len, request.head_len + end);
+    let rest = match (patched, tail) {
+        (Some(patched), _) if patched.len() <= ONE_SEND_BYTES => {
+            out.extend_from_slice(&patched);
+            lane.buffers.give(patched);
+            [None, None]
+        }
+        (Some(patched), _) => [Some(Outgoing::Heap(patched)), None],
+        (None, Some((kept, tail))) => [Some(shared(kept)), Some(Outgoing::Heap(tail))],
+        (None, None) if body.len() <= ONE_SEND_BYTES => {
+            out.extend_from_slice(body);
+            [None, None]
+        }
+        (None, None) => [Some(shared(body.len())), None],
+    };
+    let first = if rest[0].is_some() { Outgoing::Ahead(out) } else { Outgoing::Heap(out) };
+    Ok(Parcel { first, rest })
 }
 
-/// The request's way out: its head, then the body where that is large.
+/// What is changed in a body on its way to one worker.
+pub struct Patch<'a> {
+    /// Whether all marked members go; else only those that are never forwarded.
+    pub bare: bool,
+    /// Members that come in, as JSON text; empty for none.
+    pub add: &'a [u8],
+    /// Whether they name the data-parallel rank, so that no header has to.
+    pub names_rank: bool,
+}
+
+impl Patch<'_> {
+    fn cuts<'a>(&'a self, request: &'a Request) -> impl Iterator<Item = Span> + Clone + 'a {
+        let goes = |mark: &&Mark| self.bare || mark.field == Marked::Private;
+        request.inspector.marks().iter().filter(goes).map(|mark| mark.span)
+    }
+}
+
+/// The request's way out, piece by piece.
 struct Sending {
-    body_follows: bool,
+    rest: [Option<Outgoing>; 2],
     failed: bool,
     last_us: u64,
 }
 
 impl Sending {
+    fn all_started(&self) -> bool {
+        self.rest[0].is_none()
+    }
+
     /// Moves on; never waits for more than the next piece.
-    fn poll<W: Wire>(&mut self, lane: &Lane<W>, conn: &W::Conn, request: &Request, cx: &mut std::task::Context<'_>) {
-        while self.body_follows {
+    fn poll<W: Wire>(&mut self, lane: &Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) {
+        while self.rest[0].is_some() {
             match conn.poll_sent(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(sent)) => {
                     give_back(lane, sent);
-                    self.body_follows = false;
                     self.last_us = lane.wire.now_us();
-                    conn.start_send(Outgoing::Shared(request.input.clone(), request.head_len, request.input.len()));
+                    self.rest.rotate_left(1);
+                    conn.start_send(self.rest[1].take().expect("looked at above"));
                 }
                 // The worker may have answered before it broke off: the receiving side decides.
-                Poll::Ready(Err(_)) => (self.body_follows, self.failed) = (false, true),
+                Poll::Ready(Err(_)) => (self.rest, self.failed) = ([None, None], true),
             }
         }
     }
@@ -161,47 +234,52 @@ impl Sending {
 
 enum Event {
     Bytes(io::Result<Chunk>),
-    Left,
-    Ending,
+    Pointless(What),
     Late,
 }
 
+/// Gives the connection, the answer's first bytes and the length of its head, which is parsed into `head`.
 async fn exchange<W: Wire>(
     lane: &Lane<W>,
-    client: &Client<W::Conn>,
-    request: &mut Request,
-    slot: Slot,
-    era: u32,
+    client: Option<&Client<W::Conn>>,
+    leg: Leg<'_>,
+    head: &mut ResponseHead,
     conn: W::Conn,
-) -> Result<Answer<W::Conn>, Broken> {
-    request.answer.reset();
-    let mut out = lane.buffers.take();
-    let small = write_request(lane, client, request, slot, era, &mut out).map_err(Broken::Fault)?;
-    conn.start_send(Outgoing::Heap(out));
+    parcel: Parcel,
+) -> Result<(W::Conn, Chunk, usize), Broken> {
+    head.reset();
+    conn.start_send(parcel.first);
     conn.arm();
-    let mut sending = Sending { body_follows: !small, failed: false, last_us: lane.wire.now_us() };
-    client.timer.set(request.started_us + lane.config.request_timeout.as_micros() as u64);
+    let mut sending = Sending { rest: parcel.rest, failed: false, last_us: lane.wire.now_us() };
+    leg.timer.set(leg.deadline_us);
+    let mut timed = leg.first_byte_us == 0;
     let limits = HeadLimits { bytes: lane.config.max_head_bytes, fields: lane.config.max_headers };
     let mut gathered: Option<Vec<u8>> = None;
     let mut interim = 0;
     loop {
         let event = poll_fn(|cx| {
-            sending.poll(lane, &conn, request, cx);
+            sending.poll(lane, &conn, cx);
+            if !timed
+                && sending.all_started()
+                && let Poll::Ready(sent) = conn.poll_sent(cx)
+            {
+                timed = true;
+                sending.failed |= sent.is_err();
+                give_back(lane, sent.ok().flatten());
+                leg.timer.set(leg.deadline_us.min(lane.wire.now_us() + leg.first_byte_us));
+            }
             if let Poll::Ready(got) = conn.poll_recv(cx) {
                 return Poll::Ready(Event::Bytes(got));
             }
-            if client.has_left(lane, cx) {
-                return Poll::Ready(Event::Left);
+            if let Some(what) = pointless(lane, client, cx) {
+                return Poll::Ready(Event::Pointless(what));
             }
-            if lane.is_ending() {
-                return Poll::Ready(Event::Ending);
-            }
-            client.timer.poll_due(cx).map(|()| Event::Late)
+            leg.timer.poll_due(cx).map(|()| Event::Late)
         })
         .await;
         let mut chunk = match event {
-            Event::Left => return Err(What::ClientGone.into()),
-            Event::Ending => return Err(What::ShuttingDown.into()),
+            Event::Pointless(what) => return Err(what.into()),
+            Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {
@@ -215,12 +293,12 @@ async fn exchange<W: Wire>(
             chunk = Chunk::heap(v);
         }
         loop {
-            match request.answer.parse(&chunk, &limits, request.head.method).map_err(Broken::Fault)? {
+            match head.parse(&chunk, &limits, leg.method).map_err(Broken::Fault)? {
                 Parsed::Partial => {
                     gathered = Some(chunk.into_vec());
                     break;
                 }
-                Parsed::Complete(len) if request.answer.interim() => {
+                Parsed::Complete(len) if head.interim() => {
                     interim += 1;
                     if interim > MAX_INTERIM {
                         return Err(Broken::Fault(Fault::with(What::BadAnswer, "It has too many interim answers.")));
@@ -232,8 +310,8 @@ async fn exchange<W: Wire>(
                 }
                 Parsed::Complete(head_len) => {
                     // It answered before the body was on its way: what it is sent next, it would take for that.
-                    request.answer.keep_alive &= !sending.body_follows && !sending.failed;
-                    return Ok(Answer { conn, chunk, head_len });
+                    head.keep_alive &= sending.all_started() && !sending.failed;
+                    return Ok((conn, chunk, head_len));
                 }
             }
         }

@@ -11,6 +11,7 @@
 mod block;
 mod fields;
 mod keys;
+mod marks;
 mod multipart;
 mod scan;
 
@@ -20,6 +21,7 @@ use crate::shared::prefix::Kind;
 use crate::span::Span;
 use fields::Fields;
 pub use keys::{BLOCK_BYTES, KeyRules, PAGE_IDS, TURN_BYTES};
+pub use marks::{Mark, Marked};
 use multipart::Multipart;
 use scan::Scanner;
 
@@ -54,7 +56,8 @@ pub struct Ask {
     pub prompt_kind: PromptKind,
     /// Raw JSON of a batch's first prompt.
     pub first_prompt: Option<Span>,
-    /// Prompts in a batch, which may be 1; 0 when the request isn't a batch.
+    /// Prompts in a batch, which may be 1; 0 when the request isn't a batch. So many room numbers a pair needs: one for
+    /// each, in an array, or a single one that isn't.
     pub batch: u32,
     /// Whether the answer is wanted as a stream.
     pub stream: bool,
@@ -74,6 +77,8 @@ pub struct Ask {
     pub instructions: Option<Span>,
     /// Raw JSON of `cache_salt`.
     pub cache_salt: Option<Span>,
+    /// Whether a member is there that is never forwarded ([`Marked::Private`]).
+    pub private: bool,
 }
 
 impl Default for Ask {
@@ -94,6 +99,7 @@ impl Default for Ask {
             system: None,
             instructions: None,
             cache_salt: None,
+            private: false,
         }
     }
 }
@@ -176,6 +182,17 @@ impl Inspector {
         self.keys.key()
     }
 
+    /// Members that some leg must not carry, in the order of the body, duplicates too; good after
+    /// [`Inspector::finish`]. Empty for bodies other than JSON.
+    pub fn marks(&self) -> &[Mark] {
+        if self.form == Form::Json { self.fields.marks() } else { &[] }
+    }
+
+    /// The body's object, from brace to brace; good after [`Inspector::finish`]. Empty for bodies other than JSON.
+    pub fn object(&self) -> Span {
+        if self.form == Form::Json { self.scanner.object() } else { Span::default() }
+    }
+
     /// Goes on with the key of the whole body, after [`Inspector::finish`]; whether it is done. When the body was
     /// fed in pieces of at most [`TURN_BYTES`], the first call is the last one, but for prompts that displace others.
     pub fn hash(&mut self, ask: &Ask, body: &[u8]) -> bool {
@@ -214,7 +231,8 @@ impl Inspector {
     /// Reads what has not been fed yet and says what the whole body asks for.
     ///
     /// # Errors
-    /// Those of [`Inspector::feed`]; [`What::BadField`] for a `model`, `stream` or `n` of the wrong type.
+    /// Those of [`Inspector::feed`]; [`What::BadField`] for a `model`, `stream` or `n` of the wrong type, or more than
+    /// [`MAX_MARKS`](crate::limits::MAX_MARKS) members that some leg must not carry.
     pub fn finish(&mut self, body: &[u8]) -> Result<Ask, Fault> {
         if self.form == Form::Json && body.is_empty() {
             return Err(Fault::with(What::BadJson, "The body is empty."));

@@ -11,7 +11,7 @@ use crate::lane::wire::Wire;
 
 /// Appends the answer; gives its status.
 pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &mut Vec<u8>) -> u16 {
-    request.keep_alive &= !lane.is_draining();
+    request.keep_alive.set(request.keep_alive.get() && !lane.is_draining());
     let (status, body) = match by {
         Answer::Ready => lane.shared.readiness.json(lane.shared.drain.phase()),
         Answer::Models => (200, models(lane)),
@@ -20,7 +20,7 @@ pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &
     };
     let extra = Extra {
         request_id: Some(&request.id),
-        keep_alive: request.keep_alive,
+        keep_alive: request.keep_alive.get(),
         allow: &[],
         head_only: request.is_head(),
         version: request.head.version,
@@ -43,13 +43,13 @@ fn models<W: Wire>(lane: &Lane<W>) -> String {
     serde_json::json!({"object": "list", "data": data}).to_string()
 }
 
-/// The harmless part of what usable workers say of themselves.
+/// The harmless part of what usable workers say of themselves; an engine with ranks says it once.
 fn server_info<W: Wire>(lane: &Lane<W>) -> String {
     let snapshot = lane.shared.roster.snapshot();
     let workers: Vec<serde_json::Value> = snapshot
         .workers
         .iter()
-        .filter(|w| lane.shared.vitals.usable(w.slot))
+        .filter(|w| lane.shared.vitals.usable(w.slot) && w.pairing.dp.is_none_or(|dp| dp.rank == 0))
         .filter_map(|w| serde_json::from_str(w.server_info.as_deref()?).ok())
         .collect();
     serde_json::json!({

@@ -11,9 +11,9 @@ use std::task::{Context, Poll};
 use crate::config::routes::{Answer as Answerer, Body, ROUTES};
 use crate::config::{ExtraRoute, HalfClose};
 use crate::fault::What;
-pub use crate::flow::inspect::KeyRules;
 use crate::flow::inspect::{Ask, Inspector};
-use crate::http1::{Method, RequestHead, ResponseHead};
+pub use crate::flow::inspect::{KeyRules, Mark, Marked};
+use crate::http1::{AnswerBody, Field, Method, RequestHead, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -123,7 +123,7 @@ impl Stall {
 
 /// Returns a sent buffer to the lane's stock.
 pub fn give_back<W: Wire>(lane: &Lane<W>, sent: Option<Outgoing>) {
-    if let Some(Outgoing::Heap(v)) = sent {
+    if let Some(Outgoing::Heap(v) | Outgoing::Ahead(v)) = sent {
         lane.buffers.give(v);
     }
 }
@@ -136,8 +136,8 @@ pub struct Request {
     pub head: RequestHead,
     /// Where the body begins in `input`.
     pub head_len: usize,
-    /// Head of the worker's answer.
-    pub answer: ResponseHead,
+    /// A head for the worker's answer, while nobody has taken it.
+    pub spare_head: ResponseHead,
     pub inspector: Inspector,
     pub ask: Ask,
     /// Row of the route table, or its length for extra and unknown routes.
@@ -147,17 +147,21 @@ pub struct Request {
     pub answerer: Answerer,
     /// Taken over from the client or made here.
     pub id: Vec<u8>,
-    pub keep_alive: bool,
+    pub keep_alive: Cell<bool>,
     /// Whether the client's request was read to its end.
     pub complete: bool,
     /// Clock at the first byte, in microseconds.
     pub started_us: u64,
     /// Clock at the first byte to the client; 0 before.
-    pub answered_us: u64,
+    pub answered_us: Cell<u64>,
+    /// Whether bytes of an answer's body have been given to the client.
+    pub body_begun: Cell<bool>,
+    /// Pooled connections turned out dead: fresh ones are used from now on.
+    pub fresh: bool,
     /// Workers that were tried.
     pub avoid: Vec<Slot>,
     /// Times it was given to a worker, or was going to be.
-    pub attempts: u32,
+    pub attempts: Cell<u32>,
     /// Share of the process's memory for bodies.
     pub held: Option<Held>,
 }
@@ -168,19 +172,21 @@ impl Default for Request {
             input: Rc::default(),
             head: RequestHead::new(),
             head_len: 0,
-            answer: ResponseHead::new(),
+            spare_head: ResponseHead::new(),
             inspector: Inspector::new(),
             ask: Ask::default(),
             route: ROUTES.len(),
             extra: None,
             answerer: Answerer::Worker,
             id: Vec::new(),
-            keep_alive: false,
+            keep_alive: Cell::new(false),
             complete: false,
             started_us: 0,
-            answered_us: 0,
+            answered_us: Cell::new(0),
+            body_begun: Cell::new(false),
+            fresh: false,
             avoid: Vec::new(),
-            attempts: 0,
+            attempts: Cell::new(0),
             held: None,
         }
     }
@@ -198,18 +204,20 @@ impl Request {
             _ => self.input = Rc::default(),
         }
         self.head.reset();
-        self.answer.reset();
+        self.spare_head.reset();
         self.head_len = 0;
         self.ask = Ask::default();
         self.route = ROUTES.len();
         self.extra = None;
         self.answerer = Answerer::Worker;
         self.id.clear();
-        self.keep_alive = false;
+        self.keep_alive.set(false);
         self.complete = false;
-        self.answered_us = 0;
+        self.answered_us.set(0);
+        self.body_begun.set(false);
+        self.fresh = false;
         self.avoid.clear();
-        self.attempts = 0;
+        self.attempts.set(0);
         self.held = None;
     }
 
@@ -228,6 +236,11 @@ impl Request {
         self.head.method == Method::Head
     }
 
+    /// Whether it came on the route of this path.
+    pub fn is(&self, path: &str) -> bool {
+        ROUTES.get(self.route).is_some_and(|route| route.path == path)
+    }
+
     /// What the route's body is.
     pub fn body_kind(&self) -> Body {
         ROUTES.get(self.route).map_or(Body::Opaque, |r| r.body)
@@ -244,18 +257,108 @@ impl Request {
     }
 }
 
+/// One sending of a request to one worker: what a room needs to know to send it and to wait for the answer.
+#[derive(Clone, Copy)]
+pub struct Leg<'a> {
+    pub slot: Slot,
+    pub era: u32,
+    /// The request's method, on which the framing of the answer depends.
+    pub method: Method,
+    /// When the answer has to be complete, on the lane's clock.
+    pub deadline_us: u64,
+    /// From the last byte sent to the first one of the answer; 0: no limit but the deadline.
+    pub first_byte_us: u64,
+    /// The deadline of the side that is waited for.
+    pub timer: &'a Timer,
+    /// Attempts of the request so far; counted up.
+    pub attempts: &'a Cell<u32>,
+    pub reuse: Reuse,
+}
+
+/// Whether a leg may go out on a pooled connection, and what is done when that turns out dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// The same is sent once more, on a fresh connection.
+    Replay,
+    /// The leg fails with [`What::StaleConnection`]: what was sent names a room, and a worker that did see it would
+    /// see it twice.
+    Fail,
+    /// It goes out on a fresh connection.
+    Never,
+}
+
+/// What is sent on one leg, in order.
+pub struct Parcel {
+    pub first: Outgoing,
+    pub rest: [Option<Outgoing>; 2],
+}
+
+impl Parcel {
+    /// The same, kept so that it can be sent [`again`](Self::again).
+    pub fn kept(self) -> Parcel {
+        let keep = |piece| match piece {
+            Outgoing::Heap(bytes) | Outgoing::Ahead(bytes) => {
+                let len = bytes.len();
+                Outgoing::Shared(Rc::new(bytes), 0, len)
+            }
+            piece => piece,
+        };
+        Parcel { first: keep(self.first), rest: self.rest.map(|piece| piece.map(keep)) }
+    }
+
+    /// What was [`kept`](Self::kept), once more.
+    ///
+    /// # Panics
+    /// When it was not kept: a bug of ours.
+    pub fn again(&self) -> Parcel {
+        let copy = |piece: &Outgoing| match piece {
+            Outgoing::Shared(bytes, start, end) => Outgoing::Shared(bytes.clone(), *start, *end),
+            Outgoing::Static(bytes) => Outgoing::Static(bytes),
+            Outgoing::Heap(_) | Outgoing::Ahead(_) | Outgoing::Chunk(_) => {
+                panic!("a parcel that was not kept is sent again")
+            }
+        };
+        Parcel { first: copy(&self.first), rest: [0, 1].map(|at| self.rest[at].as_ref().map(copy)) }
+    }
+}
+
 /// A worker's answer up to its head, and the connection on which the rest comes.
 pub struct Answer<C> {
     pub conn: C,
-    /// The head (parsed into the request's `answer`) and what came with it.
+    pub head: ResponseHead,
+    /// The head's bytes and what came with it.
     pub chunk: Chunk,
     pub head_len: usize,
+}
+
+impl<C> Answer<C> {
+    /// Whether the body has begun, or there is none.
+    pub fn has_body(&self) -> bool {
+        self.chunk.len() > self.head_len || matches!(self.head.body, AnswerBody::None | AnswerBody::Length(0))
+    }
+
+    /// Seconds after which the worker wants to be asked again; `None` where it does not say so in seconds.
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        let named = |field: &&Field| field.name.of(&self.chunk).eq_ignore_ascii_case(b"retry-after");
+        let value = self.head.fields.iter().find(named)?.value.of(&self.chunk);
+        std::str::from_utf8(value).ok()?.trim().parse().ok()
+    }
+
+    /// Puts the next bytes behind those that came with the head.
+    pub fn append(&mut self, next: Chunk) {
+        let mut bytes = std::mem::replace(&mut self.chunk, Chunk::empty()).into_vec();
+        bytes.extend_from_slice(&next);
+        self.chunk = Chunk::heap(bytes);
+    }
 }
 
 /// How the answer of a worker ended.
 pub struct Outcome<C> {
     pub then: Then,
+    pub status: u16,
     /// The worker's connection, when it may serve another request.
     pub conn: Option<C>,
     pub fault: Option<What>,
+    /// The answer's head, to be used again.
+    pub head: ResponseHead,
 }

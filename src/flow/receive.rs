@@ -15,6 +15,7 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::limits::{BODY_TURN_BYTES, RECV_BUFFER_BYTES};
 use crate::metrics::Tally;
+use crate::shared::roster::ROLES;
 
 /// Waits for the first bytes of a request; `None` when the connection is to be closed: the client closed it,
 /// it was idle for too long, or the process is draining.
@@ -90,7 +91,7 @@ pub async fn receive<W: Wire>(
 
 /// Takes the request id over or makes one, and notes what the connection does afterwards.
 fn identify<W: Wire>(lane: &Lane<W>, request: &mut Request) {
-    request.keep_alive = request.head.keep_alive;
+    request.keep_alive.set(request.head.keep_alive);
     request.id.clear();
     match request_id(&request.head, &request.input, &lane.config.request_id_headers) {
         Some(span) => request.id.extend_from_slice(span.of(&request.input)),
@@ -145,12 +146,15 @@ async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &
 
 /// How the prompt's key is made, if there is use for one: only what a worker computes a prompt for gets into its cache.
 fn key_rules<W: Wire>(lane: &Lane<W>, request: &Request) -> Option<KeyRules> {
-    let policy = lane.config.policy;
-    if !policy.wants_key() || !ROUTES.get(request.route).is_some_and(|route| route.prefills()) {
+    let policies = ROLES.map(|role| lane.config.policy_of(role));
+    if !policies.iter().any(|policy| policy.wants_key())
+        || !ROUTES.get(request.route).is_some_and(|route| route.prefills())
+    {
         return None;
     }
     // Gateways that hash onto one ring must agree; who remembers prompts must not be told which ones to confuse.
-    let seed = if policy.wants_ring() { 0 } else { lane.shared.seed };
+    let remembers = policies.iter().any(|policy| policy.wants_key() && !policy.wants_ring());
+    let seed = if remembers { lane.shared.seed } else { 0 };
     Some(KeyRules { seed, max_bytes: lane.config.routing.prefix_max_bytes })
 }
 
@@ -158,8 +162,9 @@ fn too_large(max: u64) -> Fault {
     Fault::with(What::BodyTooLarge, format!("The limit is {max} bytes."))
 }
 
-/// Room that a body gets at once when it does not fit what is there; it is not claimed, so it is small.
-const FIRST_ROOM_BYTES: usize = BODY_TURN_BYTES;
+/// Room that a body gets at once when it does not fit what is there. Room becomes memory when bytes are written to
+/// it, and those are claimed; still a length is only a promise, so there is a limit.
+const FIRST_ROOM_BYTES: usize = 4 * BODY_TURN_BYTES;
 
 /// What lies behind `end` belongs to the next request.
 fn keep_rest<C: Conn>(client: &Client<C>, request: &mut Request, end: usize) {
@@ -210,15 +215,17 @@ async fn read_length<W: Wire>(
         return Err(What::OutOfMemory.into());
     }
     invite(lane, client, request).await?;
-    // A length is only a promise: memory, and the claim to it, follow the bytes, in steps that double.
+    // A length is only a promise: the claim to memory follows the bytes.
     request.inspector.feed(&request.input[request.head_len..])?;
     while request.input.len() < end {
         let missing = end - request.input.len();
-        make_room(lane, request, end)?;
+        let next = missing.min(BODY_TURN_BYTES);
+        hold(lane, request, request.body().len() + next)?;
+        make_room(request.input_mut(), end);
         client.timer.set(deadline(lane, request));
         let input = request.input_mut();
         let n = poll_fn(|cx| {
-            if let Poll::Ready(got) = client.conn.poll_fill(cx, input, missing.min(BODY_TURN_BYTES)) {
+            if let Poll::Ready(got) = client.conn.poll_fill(cx, input, next) {
                 return Poll::Ready(got.map_err(|_| Fault::from(What::ClientGone)));
             }
             poll_late(lane, client, What::BodyTimeout, cx).map(Err)
@@ -234,17 +241,13 @@ async fn read_length<W: Wire>(
     Ok(())
 }
 
-/// Makes room for more of a body that ends at `end`: doubles, but claims before it allocates, and no more than is
-/// to come.
-fn make_room<W: Wire>(lane: &Lane<W>, request: &mut Request, end: usize) -> Result<(), Fault> {
-    let (have, room) = (request.input.len(), request.input.capacity());
-    if room > have {
-        return Ok(());
+/// Makes room for more of a body that ends at `end`: all of it up to a limit, from there on in steps that double.
+fn make_room(input: &mut Vec<u8>, end: usize) {
+    let (have, room) = (input.len(), input.capacity());
+    if room == have {
+        let whole = (room * 2).max(FIRST_ROOM_BYTES).min(end);
+        input.reserve_exact(whole - have);
     }
-    let whole = (room * 2).max(FIRST_ROOM_BYTES).min(end);
-    hold(lane, request, whole - request.head_len.min(whole))?;
-    request.input_mut().reserve_exact(whole.max(have + 1) - have);
-    Ok(())
 }
 
 async fn read_chunked<W: Wire>(

@@ -4,14 +4,21 @@
 //! once; one chunk at most waits while another is being sent, so a slow client slows the worker down. An
 //! answer that breaks off never ends cleanly.
 
+pub mod logprobs;
+mod merge;
+
+pub use merge::merged;
+
 use std::future::poll_fn;
 use std::task::Poll;
 
 use crate::fault::{Fault, What};
 use crate::flow::passage::{Answer, Client, Outcome, Request, Stall, Then, give_back};
-use crate::http1::{self, AnswerBody, Chunked, Version};
+use crate::http1::{self, AnswerBody, Chunked, ResponseHead, Version};
 use crate::lane::Lane;
+use crate::lane::timers::Timer;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
+use crate::limits::MAX_KEPT_ANSWER_BYTES;
 use crate::metrics::Tally;
 
 /// Where the body ends.
@@ -81,6 +88,44 @@ enum Event {
     Fault(What),
 }
 
+/// An answer under way: what its framing says and how the client is told.
+struct Passing {
+    frame: Framing,
+    /// The client does not know chunks: it is given the payload alone.
+    unpack: bool,
+    done: bool,
+    /// The worker said more than its framing allows.
+    excess: bool,
+}
+
+impl Passing {
+    /// Takes the next bytes; gives what is to be sent of them.
+    fn take<W: Wire>(&mut self, lane: &Lane<W>, mut chunk: Chunk) -> Result<Outgoing, What> {
+        if self.unpack {
+            let mut out = lane.buffers.take();
+            let piece = self.frame.unpack(&chunk, &mut out)?;
+            (self.done, self.excess) = (piece.done, piece.len < chunk.len());
+            return Ok(Outgoing::Heap(out));
+        }
+        let piece = self.frame.take(&chunk)?;
+        (self.done, self.excess) = (piece.done, piece.len < chunk.len());
+        chunk.truncate(piece.len);
+        Ok(Outgoing::Chunk(chunk))
+    }
+
+    /// Takes what came with the head, behind which it is sent.
+    fn first(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
+        let taken = if self.unpack {
+            self.frame.unpack(bytes, out)
+        } else {
+            self.frame.take(bytes).inspect(|piece| out.extend_from_slice(&bytes[..piece.len]))
+        };
+        let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
+        (self.done, self.excess) = (piece.done, piece.len < bytes.len());
+        Ok(())
+    }
+}
+
 /// Passes the answer on to its last byte.
 ///
 /// # Errors
@@ -88,101 +133,158 @@ enum Event {
 pub async fn relay<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
-    request: &mut Request,
+    request: &Request,
     answer: Answer<W::Conn>,
 ) -> Result<Outcome<W::Conn>, Fault> {
-    let Answer { conn, mut chunk, head_len } = answer;
-    let old_client = request.head.version == Version::H10;
-    let body = request.answer.body;
-    let unpack = old_client && body == AnswerBody::Chunked;
-    let framing = if unpack { AnswerBody::UntilClose } else { body };
-    request.keep_alive &= framing != AnswerBody::UntilClose && !lane.is_draining();
+    let Answer { conn, head, mut chunk, head_len } = answer;
+    let unpack = request.head.version == Version::H10 && head.body == AnswerBody::Chunked;
+    let framing = if unpack { AnswerBody::UntilClose } else { head.body };
     let until_close = framing == AnswerBody::UntilClose;
+    let keep_alive = request.keep_alive.get() && !until_close && !lane.is_draining();
+    request.keep_alive.set(keep_alive);
     let mut out = lane.buffers.take();
-    let head = http1::Answer {
-        request_id: &request.id,
-        framing,
-        keep_alive: request.keep_alive,
-        client_version: request.head.version,
-    };
-    http1::response_head(&mut out, &request.answer, &chunk, &head);
+    let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
+    http1::response_head(&mut out, &head, &chunk, &told);
     chunk.advance(head_len);
-    let mut frame = Framing::new(body);
-    let first = if unpack {
-        frame.unpack(&chunk, &mut out)
-    } else {
-        frame.take(&chunk).inspect(|piece| out.extend_from_slice(&chunk[..piece.len]))
-    };
-    let broken = |fault| Outcome { then: Then::Cut, conn: None, fault: Some(fault) };
-    let mut piece = match first {
-        Ok(piece) => piece,
-        Err(_) => return Err(Fault::with(What::BadAnswer, "Its body breaks its own framing.")),
-    };
-    let mut excess = piece.len < chunk.len();
+    let mut passing = Passing { frame: Framing::new(head.body), unpack, done: false, excess: false };
+    passing.first(&chunk, &mut out)?;
+    request.body_begun.set(!chunk.is_empty());
     drop(chunk);
     // A next part is asked for in the same turn that sends this one.
-    if !piece.done {
+    if !passing.done {
         conn.arm();
     }
     client.fragile.set(until_close);
     client.send(lane, Outgoing::Heap(out));
-    request.answered_us = lane.wire.now_us();
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
-    while !piece.done {
-        let mut chunk = match wait(lane, client, &conn, deadline).await {
-            Event::Next(chunk) => chunk,
-            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => break,
-            Event::WorkerEnded(_) => {
-                lane.count(Tally::Cuts, 1);
-                return Ok(cut(lane, client, until_close, What::Cut).await);
-            }
-            Event::Fault(fault) => return Ok(broken(fault)),
-        };
-        let taken = if unpack {
-            let mut out = lane.buffers.take();
-            let taken = frame.unpack(&chunk, &mut out);
-            excess = taken.as_ref().is_ok_and(|p| p.len < chunk.len());
-            client.send(lane, Outgoing::Heap(out));
-            taken
-        } else {
-            let taken = frame.take(&chunk);
-            if let Ok(piece) = &taken {
-                excess = piece.len < chunk.len();
-                chunk.truncate(piece.len);
-                client.send(lane, Outgoing::Chunk(chunk));
-            }
-            taken
-        };
-        match taken {
-            Ok(p) => piece = p,
-            Err(fault) => {
-                lane.count(Tally::Cuts, 1);
-                return Ok(cut(lane, client, until_close, fault).await);
-            }
+    request.answered_us.set(lane.wire.now_us());
+    let ended = pass(lane, client, request, &conn, &mut passing).await;
+    // An answer that came before the whole request was sent leaves the connection half used.
+    let by_close = matches!(passing.frame, Framing::UntilClose);
+    let reusable = head.keep_alive && !passing.excess && !conn.is_sending() && !by_close;
+    let conn = if ended.is_ok() && reusable && collect(lane, &conn) { Some(conn) } else { None };
+    Ok(finish(lane, client, request, until_close, ended, conn, head).await)
+}
+
+/// What becomes of the client's connection when its answer has ended, well or not.
+async fn finish<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &Request,
+    until_close: bool,
+    ended: Result<(), What>,
+    conn: Option<W::Conn>,
+    head: ResponseHead,
+) -> Outcome<W::Conn> {
+    let (then, fault) = match ended {
+        // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
+        Ok(()) if request.keep_alive.get() => (Then::Keep, None),
+        Ok(()) => {
+            let flushed = client.flush(lane).await;
+            client.fragile.set(flushed.is_err() && until_close);
+            (if flushed.is_err() { Then::Cut } else { Then::Close }, flushed.err())
         }
-        if !piece.done {
+        Err(fault @ (What::Cut | What::CutBadFraming)) => {
+            lane.count(Tally::Cuts, 1);
+            (cut(lane, client, until_close).await, Some(fault))
+        }
+        Err(fault) => (Then::Cut, Some(fault)),
+    };
+    Outcome { then, status: head.status, conn, fault, head }
+}
+
+/// Passes on what follows the first bytes.
+///
+/// # Errors
+/// What broke the answer off; with [`What::Cut`] and [`What::CutBadFraming`] the client is there and may be told.
+async fn pass<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &Request,
+    conn: &W::Conn,
+    passing: &mut Passing,
+) -> Result<(), What> {
+    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+    while !passing.done {
+        match wait(lane, client, conn, deadline).await {
+            Event::Next(chunk) => {
+                client.send(lane, passing.take(lane, chunk)?);
+                request.body_begun.set(true);
+            }
+            Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) => return Ok(()),
+            Event::WorkerEnded(_) => return Err(What::Cut),
+            Event::Fault(fault) => return Err(fault),
+        }
+        if !passing.done {
             conn.arm();
         }
     }
-    // An answer that came before the whole request was sent leaves the connection half used.
-    let reusable = request.answer.keep_alive && !excess && !conn.is_sending() && !matches!(frame, Framing::UntilClose);
-    let conn = if reusable && collect(lane, &conn) { Some(conn) } else { None };
-    if request.keep_alive {
-        // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
-        return Ok(Outcome { then: Then::Keep, conn, fault: None });
+    Ok(())
+}
+
+/// Reads an answer to its end without passing it on. The connection comes back if it may serve another request, and
+/// the head. The body is put into `keep`, up to so many bytes of it. A `client` that is given is watched.
+///
+/// # Errors
+/// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
+/// kept, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
+/// [`What::ShuttingDown`].
+pub async fn drain<W: Wire>(
+    lane: &Lane<W>,
+    client: Option<&Client<W::Conn>>,
+    answer: Answer<W::Conn>,
+    timer: &Timer,
+    deadline_us: u64,
+    mut keep: Option<&mut Vec<u8>>,
+) -> Result<(Option<W::Conn>, ResponseHead), Fault> {
+    let Answer { conn, head, mut chunk, head_len } = answer;
+    chunk.advance(head_len);
+    let mut frame = Framing::new(head.body);
+    loop {
+        let taken = match &mut keep {
+            Some(body) => {
+                let taken = frame.unpack(&chunk, body);
+                if body.len() > MAX_KEPT_ANSWER_BYTES {
+                    return Err(Fault::with(What::BadAnswer, "It is too long for what has to be read of it."));
+                }
+                taken
+            }
+            None => frame.take(&chunk),
+        };
+        let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
+        if piece.done {
+            let reusable = head.keep_alive && piece.len == chunk.len() && !conn.is_sending() && collect(lane, &conn);
+            return Ok((reusable.then_some(conn), head));
+        }
+        timer.set(lane.stall_deadline(deadline_us));
+        let next = poll_fn(|cx| {
+            if lane.is_ending() {
+                return Poll::Ready(Err(What::ShuttingDown));
+            }
+            if let Poll::Ready(got) = conn.poll_recv(cx) {
+                return Poll::Ready(Ok(got));
+            }
+            if client.is_some_and(|client| client.has_left(lane, cx)) {
+                return Poll::Ready(Err(What::ClientGone));
+            }
+            timer.poll_due(cx).map(|()| {
+                let stalled = lane.wire.now_us() < deadline_us;
+                Err(if stalled { What::FirstByteTimeout } else { What::RequestTimeout })
+            })
+        })
+        .await?;
+        chunk = match next {
+            Ok(chunk) if !chunk.is_empty() => chunk,
+            Ok(_) if matches!(frame, Framing::UntilClose) => return Ok((None, head)),
+            _ => return Err(What::WorkerReset.into()),
+        };
     }
-    let flushed = client.flush(lane).await;
-    client.fragile.set(flushed.is_err() && until_close);
-    let then = if flushed.is_err() { Then::Cut } else { Then::Close };
-    Ok(Outcome { then, conn, fault: flushed.err() })
 }
 
 /// Ends an answer that broke off. What arrived before the break is the client's, only the end is withheld: a
 /// reset would discard what the client has not read yet, so it is left for the framing that a FIN would complete.
-async fn cut<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_close: bool, fault: What) -> Outcome<W::Conn> {
+async fn cut<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_close: bool) -> Then {
     let sent = client.flush(lane).await.is_ok();
-    let then = if sent && !until_close { Then::Close } else { Then::Cut };
-    Outcome { then, conn: None, fault: Some(fault) }
+    if sent && !until_close { Then::Close } else { Then::Cut }
 }
 
 /// Collects the buffer of the request's send; false when it failed or was not complete.
@@ -202,7 +304,7 @@ fn collect<W: Wire>(lane: &Lane<W>, conn: &W::Conn) -> bool {
 async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, conn: &W::Conn, deadline: u64) -> Event {
     let mut next: Option<Chunk> = None;
     let mut stall = None;
-    client.timer.set(deadline);
+    client.timer.set(lane.stall_deadline(deadline));
     poll_fn(|cx| {
         if lane.is_ending() {
             return Poll::Ready(Event::Fault(What::CutEnding));
@@ -212,7 +314,10 @@ async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, conn: &W::Conn,
                 Poll::Ready(Ok(chunk)) if !chunk.is_empty() => next = Some(chunk),
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
                 Poll::Pending if client.has_left(lane, cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
-                Poll::Pending => return client.timer.poll_due(cx).map(|()| Event::Fault(What::CutTimeout)),
+                Poll::Pending => {
+                    let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
+                    return client.timer.poll_due(cx).map(|()| Event::Fault(late));
+                }
             }
         }
         match client.conn.poll_sent(cx) {

@@ -4,7 +4,8 @@
 //! the load from before it. Never awaits, reads no clock, does no I/O, and allocates only for a fault's text.
 //!
 //! A policy says who the candidates are (one file each); `Till::reserve` alone takes one of them: the minimum of
-//! (in-flight, processed, index), by compare-and-swap. What a worker's failures in a row weigh counts as in flight.
+//! (in-flight, processed work, index), or the least work among those near the fewest in flight, by compare-and-swap. It
+//! charges the work that the request brings to that worker. What a worker's failures in a row weigh counts as in flight.
 
 mod bucket;
 mod cache_aware;
@@ -20,11 +21,11 @@ mod target;
 
 use crate::config::{Policy, Role, Routing};
 use crate::fault::{Fault, What};
-use crate::lane::view::{self, CLOSED, PoolId, Reading, View};
+use crate::lane::view::{self, By, CLOSED, PoolId, Reading, View};
 use crate::limits::RESERVE_TRIES;
 use crate::metrics::Tally;
 use crate::shared::Shared;
-use crate::shared::load::{LoadGuard, Word};
+use crate::shared::load::{self, LoadGuard, Word};
 use crate::shared::prefix::Kind;
 use crate::shared::roster::{Pool, Slot};
 use crate::shared::tallies;
@@ -93,12 +94,67 @@ pub fn choose(
     tallies: &tallies::Lane,
 ) -> Result<LoadGuard, Fault> {
     view.refresh();
-    let found = if want.anyone { Some(view.everyone(want.role)) } else { view.find(want.model, want.role) };
-    let Some(id) = found else { return Err(unknown(view, want)) };
+    let found = if want.anyone {
+        Some(if want.role == Role::Regular { view.anyone() } else { view.everyone(want.role) })
+    } else {
+        // Where pairs serve a model, their prefill workers answer what needs no generation.
+        view.find(want.model, want.role).or_else(|| view.find(want.model, Role::Prefill))
+    };
+    match found {
+        Some(id) => choose_of(view, id, want, now_us, rng, tallies),
+        None => Err(unknown(view, want)),
+    }
+}
+
+/// Chooses a prefill worker of a pool and a decode worker that goes with it, and reserves a place on both. A decode
+/// worker that cannot be had gives the prefill worker back.
+///
+/// # Errors
+/// [`What::NoWorker`] when no complete pair is usable.
+pub fn choose_pair(
+    view: &mut View,
+    prefill_pool: PoolId,
+    prefill: &Want,
+    decode: &Want,
+    now_us: u64,
+    rng: &mut fastrand::Rng,
+    tallies: &tallies::Lane,
+) -> Result<(LoadGuard, LoadGuard), Fault> {
+    let mut avoid = Vec::new();
+    loop {
+        let want = Want { avoid: if avoid.is_empty() { prefill.avoid } else { &avoid }, ..*prefill };
+        let first = choose_of(view, prefill_pool, &want, now_us, rng, tallies)
+            .map_err(|fault| Fault::with(fault.what, format!("Prefill: {}", fault.detail)))?;
+        let mates = view.mates(prefill_pool, first.slot(), first.era());
+        let fault = match mates.map(|id| choose_of(view, id, decode, now_us, rng, tallies)) {
+            Some(Ok(second)) => return Ok((first, second)),
+            Some(Err(fault)) => Fault::with(fault.what, format!("Decode: {}", fault.detail)),
+            None => Fault::with(What::NoWorker, "No decode worker goes with the prefill worker."),
+        };
+        // Workers of another group may make a pair. Who was avoided and is chosen all the same is the last one.
+        if want.avoid.contains(&first.slot()) {
+            return Err(fault);
+        }
+        if avoid.is_empty() {
+            avoid.extend_from_slice(prefill.avoid);
+        }
+        avoid.extend(view.mated(prefill_pool, mates));
+    }
+}
+
+fn choose_of(
+    view: &mut View,
+    id: PoolId,
+    want: &Want,
+    now_us: u64,
+    rng: &mut fastrand::Rng,
+    tallies: &tallies::Lane,
+) -> Result<LoadGuard, Fault> {
     let shared = view.shared();
     let target = want.target.map(|named| target::find(view, id, named));
     let (pool, reading) = view.pool(id);
-    let mut field = Field { pool, reading, now_us, want, till: Till { shared, avoid: want.avoid, rng, tallies } };
+    let till = Till { shared, avoid: want.avoid, rng, tallies, work: load::work(want.length) };
+    let mut field = Field { pool, reading, now_us, want, till };
     let chosen = match target {
         Some(at) => target::choose(&mut field, at),
         None => field.choose().or_else(|| {
@@ -132,6 +188,8 @@ struct Till<'a> {
     avoid: &'a [Slot],
     rng: &'a mut fastrand::Rng,
     tallies: &'a tallies::Lane,
+    /// What the request brings to whoever is charged: all of its body, unless a policy knows better.
+    work: u64,
 }
 
 /// Who may be taken: slots, eras and words in one order.
@@ -139,6 +197,7 @@ struct Candidates<'a> {
     slots: &'a [Slot],
     eras: &'a [u32],
     words: &'a mut [u64],
+    by: By,
     /// Where the search among equals begins.
     start: &'a mut usize,
 }
@@ -222,26 +281,26 @@ impl Field<'_> {
         let eras = members.map(|at| self.pool.eras[at]);
         let mut words = [CLOSED; N];
         view::read(&slots, self.till.shared, &mut words);
-        self.till.reserve(Candidates { slots: &slots, eras: &eras, words: &mut words, start: &mut 0 })
+        self.till.reserve(Candidates { slots: &slots, eras: &eras, words: &mut words, by: By::Load, start: &mut 0 })
     }
 
-    /// Reserves the least loaded of the whole pool, by the lane's copy of the words; `None` when all are closed.
-    fn reserve_of_all(&mut self) -> Option<LoadGuard> {
+    /// Reserves the best of the whole pool, by the lane's copy of the words; `None` when all are closed.
+    fn reserve_of_all(&mut self, by: By) -> Option<LoadGuard> {
         let (pool, Reading { words, start, .. }) = (self.pool, &mut *self.reading);
-        self.till.reserve(Candidates { slots: &pool.slots, eras: &pool.eras, words, start })
+        self.till.reserve(Candidates { slots: &pool.slots, eras: &pool.eras, words, by, start })
     }
 }
 
 impl Till<'_> {
-    /// The one place where a worker is charged. Takes the minimum of (in-flight, processed, index) and compares and
-    /// swaps it; if another lane was faster, reads all candidates again and chooses again. Gives up comparing after
+    /// The one place where a worker is charged. Takes the best (the minimum of in-flight, work and index, if it is by
+    /// load) and compares and swaps it; if another lane was faster, reads all candidates again and chooses again. Gives up comparing after
     /// some tries and takes what it has, but not while somebody is idle: each failure then is an idle worker that
     /// another request took, so that requests that arrive together never share a worker beside an idle one.
     fn reserve(&mut self, of: Candidates) -> Option<LoadGuard> {
-        let Candidates { slots, eras, words, start } = of;
+        let Candidates { slots, eras, words, by, start } = of;
         let load = &self.shared.load;
         let mut failures = 0;
-        while let Some(at) = view::lowest(words, *start) {
+        while let Some(at) = view::best(words, by, *start) {
             let (slot, era) = (slots[at], eras[at]);
             let vital = self.shared.vitals.vital(slot);
             if !vital.usable() {
@@ -251,14 +310,14 @@ impl Till<'_> {
             let word = self.unweighed(slot, words[at], vital);
             let tries = if word.in_flight() == 0 { slots.len() + RESERVE_TRIES } else { RESERVE_TRIES };
             let reserved = if failures < tries {
-                load.reserve(slot, era, word)
+                load.reserve(slot, era, word, self.work)
             } else {
                 self.tallies.add(Tally::Unconditional, 1);
-                load.reserve_unconditional(slot, era).ok_or(Word(CLOSED))
+                load.reserve_unconditional(slot, era, self.work).ok_or(Word(CLOSED))
             };
             match reserved {
                 Ok(guard) => {
-                    words[at] = word.reserved().map_or(CLOSED, |next| view::weighed(next, vital));
+                    words[at] = word.reserved(self.work).map_or(CLOSED, |next| view::weighed(next, vital));
                     return Some(guard);
                 }
                 Err(_) if failures >= tries => words[at] = CLOSED,
@@ -268,7 +327,7 @@ impl Till<'_> {
                     close(self.avoid, slots, words);
                     // Lanes that lost one race would run the next one against each other too if all took the lowest
                     // index again; and they stay apart from then on.
-                    *start = view::among_lowest(words, |equals| self.rng.usize(..equals));
+                    *start = view::among_best(words, by, |equals| self.rng.usize(..equals));
                 }
             }
         }

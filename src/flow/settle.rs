@@ -11,19 +11,28 @@ use crate::shared::roster::Slot;
 
 /// Settles a request that a worker answered.
 pub fn settle<W: Wire>(lane: &Lane<W>, request: &mut Request, slot: Slot, era: u32, outcome: Outcome<W::Conn>) -> Then {
-    if let Some(conn) = outcome.conn {
-        lane.pool.put(slot, era, conn, lane.wire.now_us());
-    }
-    lane.tallies().worker_response(slot, if outcome.fault.is_some() { 0 } else { request.answer.status });
-    judge(lane, slot, outcome.fault.map_or(Ok(request.answer.status), Err));
-    if let Some(fault) = outcome.fault {
+    let Outcome { then, status, conn, fault, head } = outcome;
+    request.spare_head = head;
+    let status = if fault.is_some() { 0 } else { status };
+    leg(lane, (slot, era), conn, fault.map_or(Ok(status), Err));
+    if let Some(fault) = fault {
         lane.tallies().fault(fault);
         if matches!(fault, What::ClientLeft | What::ClientStalled) {
             lane.count(Tally::ClientsLeft, 1);
         }
     }
-    count(lane, request, if outcome.fault.is_some() { 0 } else { request.answer.status });
-    outcome.then
+    count(lane, request, status);
+    then
+}
+
+/// Notes an answer of a worker, one of a pair too: with a status when it was complete, else with what broke it off.
+/// Keeps the connection that is given.
+pub fn leg<W: Wire>(lane: &Lane<W>, (slot, era): (Slot, u32), conn: Option<W::Conn>, end: Result<u16, What>) {
+    if let Some(conn) = conn {
+        lane.pool.put(slot, era, conn, lane.wire.now_us());
+    }
+    lane.tallies().worker_response(slot, end.unwrap_or(0));
+    judge(lane, slot, end);
 }
 
 /// Notes how a worker did, for the choice of workers: answers of the classes 2xx to 4xx are good, 429 and 503 say that
@@ -44,8 +53,9 @@ pub fn count<W: Wire>(lane: &Lane<W>, request: &Request, status: u16) {
     let now = lane.wire.now_us();
     tallies.request(request.route, status);
     // Only what a worker answered: the gateway's own answers and refusals take no time, and would hide that.
-    if request.answered_us != 0 {
-        tallies.first_byte.observe_us(request.answered_us.saturating_sub(request.started_us));
+    let answered_us = request.answered_us.get();
+    if answered_us != 0 {
+        tallies.first_byte.observe_us(answered_us.saturating_sub(request.started_us));
         tallies.total.observe_us(now.saturating_sub(request.started_us));
     }
 }

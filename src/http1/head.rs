@@ -102,7 +102,7 @@ pub enum FieldKind {
     Own,
     /// Content-Length: read here, framing is written anew.
     ContentLength,
-    /// Host: passes, or is replaced for the worker.
+    /// Host: passes; an absolute-form target outranks it.
     Host,
     /// Authorization: passes, or is replaced by the worker's key.
     Authorization,

@@ -40,11 +40,15 @@ pub fn error(out: &mut Vec<u8>, fault: &Fault, extra: &Extra<'_>) {
     put(out, b"\",\"type\":\"");
     put(out, error_type(row.status).as_bytes());
     put(out, b"\",\"code\":\"");
+    put(out, fault.prefix().as_bytes());
     put(out, row.code.as_bytes());
     put(out, b"\",\"param\":null}}");
     let body = out.len() - start;
     begin(out, row.status, "application/json", body, extra);
-    field(out, b"x-corelane-error", row.code.as_bytes());
+    put(out, b"x-corelane-error: ");
+    put(out, fault.prefix().as_bytes());
+    put(out, row.code.as_bytes());
+    put(out, b"\r\n");
     if matches!(row.status, 429 | 503) {
         put(out, b"retry-after: 1\r\n");
     }

@@ -14,8 +14,6 @@ use std::net::IpAddr;
 pub struct Forward<'a> {
     /// Path prefix of the worker's URL, without a trailing slash; empty for none.
     pub prefix: &'a str,
-    /// Replaces the client's Host; `None`: the client's passes.
-    pub host: Option<&'a str>,
     /// The client's address, appended to X-Forwarded-For.
     pub client: IpAddr,
     /// A worker's key: replaces the client's Authorization with `Bearer KEY`; `None`: the client's passes.
@@ -24,6 +22,8 @@ pub struct Forward<'a> {
     pub request_id: &'a [u8],
     /// How the body will be framed.
     pub length: BodyLength,
+    /// Written as `x-data-parallel-rank`, for an engine that has ranks and was not told one in the body.
+    pub dp_rank: Option<u32>,
 }
 
 /// What changes between the worker's answer head and the client's.
@@ -54,7 +54,7 @@ pub fn request_head(out: &mut Vec<u8>, head: &RequestHead, buf: &[u8], f: &Forwa
         put(out, query.of(buf));
     }
     put(out, b" HTTP/1.1\r\n");
-    field(out, b"host", host(head, buf, f));
+    field(out, b"host", host(head, buf));
     if let Some(key) = f.authorization {
         put(out, b"authorization: Bearer ");
         put_line(out, key.as_bytes());
@@ -67,6 +67,11 @@ pub fn request_head(out: &mut Vec<u8>, head: &RequestHead, buf: &[u8], f: &Forwa
     }
     forwarded(out, head, buf, f.client);
     field(out, b"x-request-id", f.request_id);
+    if let Some(rank) = f.dp_rank {
+        put(out, b"x-data-parallel-rank: ");
+        number(out, u64::from(rank));
+        put(out, b"\r\n");
+    }
     match f.length {
         BodyLength::None => {}
         BodyLength::Length(n) => length(out, n),
@@ -102,6 +107,17 @@ pub fn response_head(out: &mut Vec<u8>, head: &ResponseHead, buf: &[u8], f: &Ans
     if !head.interim() {
         connection(out, f.keep_alive && framing != AnswerBody::UntilClose, f.client_version);
     }
+    put(out, b"\r\n");
+}
+
+/// What ends a chunked body that has no trailers.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Appends `payload`, which is not empty, as one chunk.
+pub fn chunk(out: &mut Vec<u8>, payload: &[u8]) {
+    debug_assert!(!payload.is_empty(), "an empty chunk would end the body");
+    let _ = write!(out, "{:x}\r\n", payload.len());
+    put(out, payload);
     put(out, b"\r\n");
 }
 
@@ -166,13 +182,19 @@ fn put_line(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 fn copy(out: &mut Vec<u8>, line: &Field, buf: &[u8]) {
-    field(out, line.name.of(buf), line.value.of(buf));
+    let (name, value) = (line.name, line.value);
+    if buf[name.end()..].starts_with(b": ") && value.start as usize == name.end() + 2 {
+        // As nearly everybody writes it: one piece.
+        put_line(out, &buf[name.start as usize..value.end()]);
+        put(out, b"\r\n");
+    } else {
+        field(out, name.of(buf), value.of(buf));
+    }
 }
 
 /// The Host for the worker. Empty only for an HTTP/1.0 client that sent none (RFC 9110, section 7.2).
-fn host<'a>(head: &RequestHead, buf: &'a [u8], f: &Forward<'a>) -> &'a [u8] {
-    let client = || head.authority.or_else(|| head.first(FieldKind::Host)).map(|h| h.of(buf));
-    f.host.map(str::as_bytes).or_else(client).unwrap_or_default()
+fn host<'a>(head: &RequestHead, buf: &'a [u8]) -> &'a [u8] {
+    head.authority.or_else(|| head.first(FieldKind::Host)).map(|h| h.of(buf)).unwrap_or_default()
 }
 
 fn passes_up(line: &Field, buf: &[u8], f: &Forward<'_>) -> bool {

@@ -4,6 +4,7 @@
 //! a tree of the body: prompts are measured and hashed as they stand.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::cache::{chain_of_bytes, chain_of_ids};
 
@@ -13,7 +14,8 @@ const MAX_TOKENS: usize = 1 << 20;
 const MAX_SAMPLES: usize = 1024;
 
 /// Faults and oddities that a request asks for, in its top-level object `"mock"` (in a multipart body: the
-/// part named `mock`). Unknown members are answered with 400. Events are counted from the first one of the
+/// part named `mock`), or in an array of such objects, of which the first counts that is meant for the engine
+/// (see `only` and `on`): so each leg of a pair can have its own. Unknown members are answered with 400. Events are counted from the first one of the
 /// stream; where an answer is no stream, breaking off after events means: after half of its body.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -66,11 +68,14 @@ pub struct Controls {
     pub echo: bool,
     /// Answer with the request's body.
     pub echo_body: bool,
+    /// vLLM with NIXL: the prefill engine answers `kv_transfer_params` null, and the decode engine works the prompt
+    /// off by itself.
+    pub no_transfer: bool,
 }
 
 /// What an early answer does to the rest of the body: `true` or `"close"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "serde_json::Value")]
+#[serde(try_from = "Value")]
 pub enum Early {
     /// Read it and keep the connection.
     Read,
@@ -78,29 +83,50 @@ pub enum Early {
     Close,
 }
 
-impl TryFrom<serde_json::Value> for Early {
+impl TryFrom<Value> for Early {
     type Error = &'static str;
-    fn try_from(v: serde_json::Value) -> Result<Self, Self::Error> {
+    fn try_from(v: Value) -> Result<Self, Self::Error> {
         match v {
-            serde_json::Value::Bool(true) => Ok(Early::Read),
-            serde_json::Value::String(s) if s == "close" => Ok(Early::Close),
+            Value::Bool(true) => Ok(Early::Read),
+            Value::String(s) if s == "close" => Ok(Early::Close),
             _ => Err("early is true or \"close\""),
         }
     }
 }
 
+/// Who may be meant by `only` and `on`: an engine's role and port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addressee {
+    pub role: super::Role,
+    pub port: u16,
+}
+
 impl Controls {
-    /// The controls in the beginning of a body, if their object is complete there.
-    pub(super) fn in_prefix(body: &[u8]) -> Option<Controls> {
-        let at = super::find(body, b"\"mock\"")? + 6;
-        let value = body[at..].trim_ascii_start().strip_prefix(b":")?;
-        serde_json::Deserializer::from_slice(value).into_iter().next()?.ok()
+    /// The first that is meant for the engine; the default where none is.
+    pub(super) fn first_for(all: Vec<Controls>, engine: Addressee) -> Controls {
+        let meant = |c: &Controls| {
+            c.only.is_none_or(|role| role == engine.role) && c.on.as_ref().is_none_or(|on| on.contains(&engine.port))
+        };
+        all.into_iter().find(meant).unwrap_or_default()
     }
 
-    fn in_multipart(body: &[u8]) -> Option<Controls> {
+    /// The controls in the beginning of a body, if their object or array is complete there.
+    pub(super) fn in_prefix(body: &[u8]) -> Option<Vec<Controls>> {
+        let at = super::find(body, b"\"mock\"")? + 6;
+        Self::leading(body[at..].trim_ascii_start().strip_prefix(b":")?).ok()
+    }
+
+    fn in_multipart(body: &[u8]) -> Option<Vec<Controls>> {
         let at = super::find(body, b"name=\"mock\"")?;
         let value = at + super::find(&body[at..], b"\r\n\r\n")? + 4;
-        serde_json::Deserializer::from_slice(&body[value..]).into_iter().next()?.ok()
+        Self::leading(&body[value..]).ok()
+    }
+
+    /// One object, or an array of them, with which `json` begins.
+    fn leading(json: &[u8]) -> serde_json::Result<Vec<Controls>> {
+        let many = json.trim_ascii_start().starts_with(b"[");
+        let mut json = serde_json::Deserializer::from_slice(json);
+        if many { Vec::deserialize(&mut json) } else { Controls::deserialize(&mut json).map(|one| vec![one]) }
     }
 }
 
@@ -108,7 +134,7 @@ impl Controls {
 #[derive(Debug, Default)]
 pub(super) struct Ask {
     /// The faults that the body asks for itself.
-    pub controls: Option<Controls>,
+    pub controls: Option<Vec<Controls>>,
     pub model: Option<String>,
     pub rid: Option<String>,
     pub stream: bool,
@@ -126,9 +152,32 @@ pub(super) struct Ask {
     pub batch: bool,
     /// Elements of the array that the answer mirrors: inputs, documents, pairs.
     pub items: usize,
-    pub bootstrap_rooms: Vec<u64>,
-    pub kv_transfer: bool,
+    /// Answers wanted of each prompt.
+    pub n: usize,
+    /// `top_logprobs_num` is above 0.
+    pub top_logprobs: bool,
+    /// `token_ids_logprob` is given.
+    pub ids_logprob: bool,
+    pub bootstrap_host: Option<Value>,
+    pub bootstrap_port: Option<Value>,
+    pub bootstrap_room: Option<Value>,
+    /// `routed_dp_rank`, its alias `data_parallel_rank`, and `disagg_prefill_dp_rank`; `None` for null.
+    pub routed_rank: Option<Value>,
+    pub rank_alias: Option<Value>,
+    pub prefill_rank: Option<Value>,
+    /// `kv_transfer_params`; `None` for null.
+    pub kv_params: Option<Value>,
+    /// Which of `max_tokens`, `max_completion_tokens`, `max_output_tokens` are given, and with what.
+    caps: Vec<(&'static str, usize)>,
+    /// Given fields that a vLLM prefill request must not have.
+    excess: Vec<&'static str>,
+    responses: bool,
 }
+
+/// Fields that limit the answer's length.
+const CAPS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"];
+/// Fields that make no sense in a request whose answer is one token and no stream.
+const EXCESS: [&str; 3] = ["stream_options", "min_tokens", "min_completion_tokens"];
 
 /// The top-level keys that carry the prompt of a path, in the order in which an engine would join them.
 fn prompt_keys(path: &str) -> &'static [&'static str] {
@@ -145,7 +194,8 @@ impl Ask {
     /// Reads a JSON body. The error is a sentence for the client.
     pub fn read(path: &str, body: &[u8]) -> Result<Ask, String> {
         let fields = members(body).ok_or("the body is not a JSON object")?;
-        let mut ask = Ask { samples: 1, items: 1, store: true, ..Ask::default() };
+        let responses = path == "/v1/responses";
+        let mut ask = Ask { samples: 1, items: 1, store: true, responses, ..Ask::default() };
         let keys = prompt_keys(path);
         let mut prompts: Vec<Option<&[u8]>> = vec![None; keys.len()];
         let mut seed = 0u64;
@@ -157,21 +207,33 @@ impl Ask {
             {
                 prompts[i] = Some(value);
             }
+            if value != b"null"
+                && let Some(name) = EXCESS.iter().find(|name| **name == key)
+            {
+                ask.excess.push(name);
+            }
             match key {
-                "mock" => ask.controls = Some(typed(key, value)?),
+                "mock" if value.starts_with(b"[") => ask.controls = Some(typed(key, value)?),
+                "mock" => ask.controls = Some(vec![typed(key, value)?]),
                 "model" => ask.model = typed(key, value)?,
                 "rid" => ask.rid = serde_json::from_slice::<String>(value).ok(),
                 "stream" => ask.stream = typed::<Option<bool>>(key, value)?.unwrap_or(false),
                 "store" => ask.store = value != b"false",
                 "return_logprob" => ask.logprob = value == b"true",
                 "n" => n = typed::<Option<usize>>(key, value)?.unwrap_or(1),
-                "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "max_new_tokens" => {
-                    ask.cap(typed(key, value)?);
-                }
+                "top_logprobs_num" => ask.top_logprobs = !matches!(value, b"0" | b"null"),
+                "token_ids_logprob" => ask.ids_logprob = value != b"null",
+                "bootstrap_host" => ask.bootstrap_host = Some(typed(key, value)?),
+                "bootstrap_port" => ask.bootstrap_port = Some(typed(key, value)?),
+                "bootstrap_room" => ask.bootstrap_room = Some(typed(key, value)?),
+                "routed_dp_rank" => ask.routed_rank = typed(key, value)?,
+                "data_parallel_rank" => ask.rank_alias = typed(key, value)?,
+                "disagg_prefill_dp_rank" => ask.prefill_rank = typed(key, value)?,
+                "kv_transfer_params" => ask.kv_params = typed(key, value)?,
                 "sampling_params" => {
                     for (key, value) in members(value).unwrap_or_default() {
                         match key {
-                            b"max_new_tokens" => ask.cap(typed("max_new_tokens", value)?),
+                            b"max_new_tokens" => ask.cap("max_new_tokens", typed("max_new_tokens", value)?),
                             b"n" => n = typed::<Option<usize>>("n", value)?.unwrap_or(1),
                             _ => {}
                         }
@@ -181,18 +243,18 @@ impl Ask {
                     let options = members(value).unwrap_or_default();
                     ask.include_usage = options.iter().any(|(k, v)| *k == b"include_usage" && *v == b"true");
                 }
-                "bootstrap_room" => {
-                    let one = serde_json::from_slice(value).map(|room| vec![room]);
-                    ask.bootstrap_rooms = one.or_else(|_| serde_json::from_slice(value)).unwrap_or_default();
-                }
-                "kv_transfer_params" => ask.kv_transfer = value != b"null",
                 "tools" | "lora_path" | "cache_salt" => seed ^= super::fnv1a64(value),
-                _ => {}
+                _ => {
+                    if let Some(name) = CAPS.iter().find(|name| **name == key) {
+                        ask.cap(name, typed(key, value)?);
+                    }
+                }
             }
         }
         seed ^= super::fnv1a64(ask.model.as_deref().unwrap_or("").as_bytes());
         ask.measure(seed, &prompts);
         let prompts = if ask.batch { ask.items } else { 1 };
+        ask.n = n;
         ask.samples = n.saturating_mul(prompts).clamp(1, MAX_SAMPLES);
         Ok(ask)
     }
@@ -200,11 +262,30 @@ impl Ask {
     /// Reads a multipart body: only its controls; the prompt counts as 16 tokens.
     pub fn read_multipart(body: &[u8]) -> Ask {
         let controls = Controls::in_multipart(body);
-        Ask { samples: 1, items: 1, prompt_tokens: 16, controls, ..Ask::default() }
+        Ask { samples: 1, items: 1, n: 1, prompt_tokens: 16, controls, ..Ask::default() }
     }
 
-    fn cap(&mut self, tokens: Option<usize>) {
+    /// What a vLLM prefill request must not have, and this one has.
+    pub fn unsanitised(&self) -> Option<String> {
+        let must = if self.responses { "max_output_tokens" } else { "max_tokens" };
+        if self.stream {
+            return Some("stream true".to_owned());
+        }
+        if self.n != 1 {
+            return Some(format!("n {}", self.n));
+        }
+        if let Some((name, tokens)) = self.caps.iter().find(|(_, tokens)| *tokens != 1) {
+            return Some(format!("{name} {tokens}"));
+        }
+        if !self.caps.iter().any(|(name, _)| *name == must) {
+            return Some(format!("no {must}"));
+        }
+        self.excess.first().map(|name| (*name).to_owned())
+    }
+
+    fn cap(&mut self, name: &'static str, tokens: Option<usize>) {
         if let Some(tokens) = tokens {
+            self.caps.push((name, tokens));
             self.max_tokens = Some(self.max_tokens.unwrap_or(MAX_TOKENS).min(tokens));
         }
     }
@@ -356,8 +437,8 @@ mod tests {
     fn prompts_are_measured_as_they_stand() {
         let ask = Ask::read("/generate", br#"{"input_ids":[1,2,3], "sampling_params":{"max_new_tokens":5}}"#).unwrap();
         assert_eq!((ask.prompt_tokens, ask.max_tokens, ask.batch), (3, Some(5), false));
-        let ask = Ask::read("/generate", br#"{"text":["aaaa","bb\"],"],"bootstrap_room":[5,6]}"#).unwrap();
-        assert_eq!((ask.batch, ask.items, ask.samples, ask.bootstrap_rooms.len()), (true, 2, 2, 2));
+        let ask = Ask::read("/generate", br#"{"text":["aaaa","bb\"],"]}"#).unwrap();
+        assert_eq!((ask.batch, ask.items, ask.samples), (true, 2, 2));
         let ask = Ask::read("/v1/completions", br#"{"prompt":[[1,2],[3]],"n":2}"#).unwrap();
         assert_eq!((ask.prompt_tokens, ask.samples), (3, 4));
         let body = br#"{"messages":[{"role":"user","content":"0123"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"max_completion_tokens":7}"#;
@@ -377,8 +458,36 @@ mod tests {
 
     #[test]
     fn controls_are_found_in_a_prefix() {
-        let c = Controls::in_prefix(br#"{"mock": {"early":"close","status":413},"text":"unfin"#).unwrap();
+        let decode = Addressee { role: crate::mock::Role::Decode, port: 7 };
+        let first = |body: &str| Controls::in_prefix(body.as_bytes()).map(|all| Controls::first_for(all, decode));
+        let c = first(r#"{"mock": {"early":"close","status":413},"text":"unfin"#).unwrap();
         assert_eq!((c.early, c.status), (Some(Early::Close), Some(413)));
-        assert!(Controls::in_prefix(br#"{"mock": {"early":tr"#).is_none());
+        assert!(first(r#"{"mock": {"early":tr"#).is_none());
+        assert!(first(r#"{"mock": [{"status":413}, {"#).is_none());
+        let all =
+            r#"{"mock": [{"only":"prefill","status":1},{"on":[8],"status":2},{"on":[7],"status":3},{"status":4}],"te"#;
+        assert_eq!(first(all).unwrap().status, Some(3));
+    }
+
+    #[test]
+    fn prefill_requests_are_sanitised_or_not() {
+        let why = |body: &str| Ask::read("/v1/completions", body.as_bytes()).unwrap().unsanitised();
+        assert_eq!(
+            why(r#"{"max_tokens":1,"stream":false,"n":1,"stream_options":null,"max_completion_tokens":1}"#),
+            None
+        );
+        for (body, told) in [
+            (r#"{}"#, "no max_tokens"),
+            (r#"{"max_completion_tokens":1}"#, "no max_tokens"),
+            (r#"{"max_tokens":1,"stream":true}"#, "stream true"),
+            (r#"{"max_tokens":1,"n":2}"#, "n 2"),
+            (r#"{"max_tokens":1,"max_completion_tokens":9}"#, "max_completion_tokens 9"),
+            (r#"{"max_tokens":1,"min_tokens":0}"#, "min_tokens"),
+            (r#"{"max_tokens":1,"stream_options":{}}"#, "stream_options"),
+        ] {
+            assert_eq!(why(body).as_deref(), Some(told), "{body}");
+        }
+        let ask = Ask::read("/v1/responses", br#"{"max_output_tokens":1}"#).unwrap();
+        assert_eq!(ask.unsanitised(), None);
     }
 }

@@ -8,6 +8,7 @@
 //! further one a step later: `decode_step_ms` + running requests × `decode_step_per_seq_us`.
 
 use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,10 +20,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::ask::{Ask, Controls};
+use super::ask::{Addressee, Ask, Controls};
 use super::cache::{BLOCK_TOKENS, Cache};
 use super::stats::{Counters, Stats, down, up};
-use super::{Role, Settings, server, span_ms};
+use super::{Role, Settings, pair, server, span_ms};
 
 /// Ids of answers that `GET /v1/responses/{id}` still finds.
 const MAX_RESPONSES: usize = 4096;
@@ -48,7 +49,14 @@ pub(super) struct Inner {
     pub counters: Counters,
     life: watch::Sender<Life>,
     runtime: Handle,
-    listening: AtomicBool,
+    /// Listeners that are open.
+    listeners: AtomicU64,
+    /// Where Mooncake's bootstrap server listens, if the engine has one.
+    bootstrap: Option<SocketAddr>,
+    /// What Mooncake calls the engine, or its ranks with a suffix each; new after a restart.
+    engine_id: Mutex<String>,
+    /// The rank of the next request that names none.
+    next_rank: AtomicU64,
     started: Mutex<Instant>,
     places: Arc<Semaphore>,
     /// The prefill unit; holds the moment at which it is free.
@@ -64,13 +72,18 @@ pub(super) struct Inner {
 impl Engine {
     pub(super) fn start(settings: Arc<Settings>, addr: SocketAddr, runtime: Handle) -> io::Result<Engine> {
         let listener = listen(addr)?;
+        let has_bootstrap = settings.bootstrap && settings.is_mooncake_prefill();
+        let bootstrap = if has_bootstrap { Some(listen(SocketAddr::new(addr.ip(), 0))?) } else { None };
         let unlimited = Semaphore::MAX_PERMITS;
         let places = if settings.max_running == 0 { unlimited } else { settings.max_running.min(unlimited) };
         let inner = Inner {
             addr: listener.local_addr()?,
             counters: Counters::default(),
             life: watch::Sender::new(Life::Running),
-            listening: AtomicBool::new(false),
+            listeners: AtomicU64::new(0),
+            bootstrap: bootstrap.as_ref().map(std::net::TcpListener::local_addr).transpose()?,
+            engine_id: Mutex::default(),
+            next_rank: AtomicU64::new(0),
             started: Mutex::new(Instant::now()),
             places: Arc::new(Semaphore::new(places)),
             prefill: tokio::sync::Mutex::new(Instant::now()),
@@ -83,15 +96,21 @@ impl Engine {
             runtime,
         };
         let engine = Engine(Arc::new(inner));
-        engine.serve(listener)?;
+        engine.serve(listener, bootstrap)?;
         Ok(engine)
     }
 
-    fn serve(&self, listener: std::net::TcpListener) -> io::Result<()> {
+    fn serve(&self, listener: std::net::TcpListener, bootstrap: Option<std::net::TcpListener>) -> io::Result<()> {
         let _inside = self.0.runtime.enter();
         let listener = TcpListener::from_std(listener)?;
-        self.0.listening.store(true, Relaxed);
+        let bootstrap = bootstrap.map(TcpListener::from_std).transpose()?;
+        self.0.introduce();
+        up(&self.0.listeners);
         self.0.runtime.spawn(server::listen(self.0.clone(), listener));
+        if let Some(bootstrap) = bootstrap {
+            up(&self.0.listeners);
+            self.0.runtime.spawn(server::listen_for_bootstrap(self.0.clone(), bootstrap));
+        }
         Ok(())
     }
 
@@ -105,6 +124,21 @@ impl Engine {
         format!("http://{}", self.0.addr)
     }
 
+    /// The part that it plays.
+    pub fn role(&self) -> Role {
+        self.0.settings.role
+    }
+
+    /// Port of its bootstrap server: of vLLM prefill engines with Mooncake, where `Settings::bootstrap` asks for one.
+    pub fn bootstrap_port(&self) -> Option<u16> {
+        self.0.bootstrap.map(|at| at.port())
+    }
+
+    /// The id by which a vLLM prefill engine is known to decode engines (that of rank 0); new after a restart.
+    pub fn engine_id(&self) -> String {
+        self.0.engine_id()
+    }
+
     /// Stops answering, in the middle of streams too; connections are still accepted and read.
     pub fn freeze(&self) {
         self.0.turn(Life::Running, Life::Frozen);
@@ -115,11 +149,11 @@ impl Engine {
         self.0.turn(Life::Frozen, Life::Running);
     }
 
-    /// Closes the listener and resets every connection; returns when both have happened, at most 5 s later.
+    /// Closes its listeners and resets every connection; returns when both have happened, at most 5 s later.
     pub fn kill(&self) {
         self.0.life.send_replace(Life::Dead);
         let patience = std::time::Instant::now() + KILL_WAIT;
-        while (self.0.listening.load(Relaxed) || self.0.counters.connections.load(Relaxed) > 0)
+        while (self.0.listeners.load(Relaxed) > 0 || self.0.counters.connections.load(Relaxed) > 0)
             && std::time::Instant::now() < patience
         {
             std::thread::sleep(Duration::from_micros(200));
@@ -131,15 +165,16 @@ impl Engine {
     /// # Errors
     /// The port cannot be bound again.
     pub fn restart(&self) -> io::Result<()> {
-        if self.0.listening.load(Relaxed) {
+        if self.0.listeners.load(Relaxed) > 0 {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let listener = listen(self.0.addr)?;
+        let bootstrap = self.0.bootstrap.map(listen).transpose()?;
         self.0.cache.lock().unwrap().clear();
         self.0.responses.lock().unwrap().clear();
         *self.0.started.lock().unwrap() = Instant::now();
         self.0.life.send_replace(Life::Running);
-        self.serve(listener)
+        self.serve(listener, bootstrap)
     }
 
     /// A snapshot of its counters.
@@ -201,7 +236,47 @@ impl Inner {
     }
 
     pub fn stopped_listening(&self) {
-        self.listening.store(false, Relaxed);
+        down(&self.listeners);
+    }
+
+    /// How controls may call it.
+    pub fn addressee(&self) -> Addressee {
+        Addressee { role: self.settings.role, port: self.addr.port() }
+    }
+
+    /// Counts a request for this rank, or for the one whose turn it is.
+    pub fn saw_rank(&self, rank: Option<u64>) {
+        let turn = || self.next_rank.fetch_add(1, Relaxed) % self.settings.dp_size.max(1) as u64;
+        self.counters.saw_rank(rank.unwrap_or_else(turn) as u32);
+    }
+
+    /// The id of each rank.
+    pub fn engine_ids(&self) -> Vec<String> {
+        let id = self.engine_id.lock().unwrap().clone();
+        match self.settings.dp_size {
+            0 | 1 => vec![id],
+            n => (0..n).map(|rank| format!("{id}_dp{rank}")).collect(),
+        }
+    }
+
+    /// The id of rank 0.
+    pub fn engine_id(&self) -> String {
+        self.engine_ids().swap_remove(0)
+    }
+
+    /// Takes a new engine id, and tells decode engines of it if it is one that they ask for caches.
+    fn introduce(&self) {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let known = self.settings.is_mooncake_prefill();
+        if known {
+            pair::forget(&self.engine_ids());
+        }
+        let id = format!("mock-{}-{}", self.addr.port(), NEXT.fetch_add(1, Relaxed));
+        *self.engine_id.lock().unwrap() = id;
+        if known {
+            let (ip, port) = (self.addr.ip(), self.bootstrap.map_or(pair::DEFAULT_BOOTSTRAP_PORT, |at| at.port()));
+            pair::introduce(&self.engine_ids(), &format!("http://{}", SocketAddr::new(ip, port)));
+        }
     }
 
     pub fn flush_cache(&self) {
@@ -250,6 +325,14 @@ impl Inner {
         let active = up(&self.counters.active);
         self.counters.peak.fetch_max(active, Relaxed);
         Visit { engine: self.clone(), rid, abort, place: None, stage: Stage::Idle, held: 0, finished: false }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.settings.is_mooncake_prefill() {
+            pair::forget(&self.engine_ids());
+        }
     }
 }
 
@@ -318,10 +401,7 @@ impl Visit {
         self.place = engine.places.clone().acquire_owned().await.ok();
         let mut unit = engine.prefill.lock().await;
         down(&engine.counters.queued);
-        self.stage = Stage::Running;
-        let running = up(&engine.counters.running);
-        engine.counters.peak_running.fetch_max(running, Relaxed);
-        self.hold(ask.prompt_tokens as u64);
+        self.run(ask);
 
         let blocks = engine.cache.lock().unwrap().held(&ask.chain);
         let cached = (blocks * BLOCK_TOKENS).min(ask.prompt_tokens - 1); // the last token is always computed
@@ -342,6 +422,34 @@ impl Visit {
         cached
     }
 
+    /// Waits for a place, for a request whose prompt another engine has worked off.
+    pub async fn join(&mut self, ask: &Ask) -> Result<(), Aborted> {
+        let engine = self.engine.clone();
+        up(&engine.counters.queued);
+        self.stage = Stage::Queued;
+        self.place = self.unless_aborted(engine.places.clone().acquire_owned()).await?.ok();
+        down(&engine.counters.queued);
+        self.run(ask);
+        Ok(())
+    }
+
+    /// Has left the queue.
+    fn run(&mut self, ask: &Ask) {
+        self.stage = Stage::Running;
+        let running = up(&self.engine.counters.running);
+        self.engine.counters.peak_running.fetch_max(running, Relaxed);
+        self.hold(ask.prompt_tokens as u64);
+    }
+
+    /// Does something unless the request is aborted meanwhile.
+    pub async fn unless_aborted<T>(&self, work: impl Future<Output = T>) -> Result<T, Aborted> {
+        tokio::select! {
+            biased;
+            () = self.abort.wait() => Err(Aborted),
+            done = work => Ok(done),
+        }
+    }
+
     /// Time of one decode step with the batch as it is now.
     pub fn step(&self) -> Duration {
         let s = &self.engine.settings;
@@ -351,11 +459,7 @@ impl Visit {
 
     /// Sleeps until `when`, unless the request is aborted.
     pub async fn pause(&self, when: Instant) -> Result<(), Aborted> {
-        tokio::select! {
-            biased;
-            () = self.abort.wait() => Err(Aborted),
-            () = sleep_until(when) => Ok(()),
-        }
+        self.unless_aborted(sleep_until(when)).await
     }
 
     /// Fails when the request was aborted.
@@ -412,48 +516,5 @@ struct Shift<'a> {
 impl Drop for Shift<'_> {
     fn drop(&mut self) {
         *self.free = self.end.unwrap_or_else(Instant::now);
-    }
-}
-
-/// Rooms that prefill workers of this process have opened, so that decode workers of the same process can wait for them.
-pub(super) struct Rooms {
-    open: Mutex<(HashMap<u64, ()>, VecDeque<u64>)>,
-    changed: Notify,
-}
-
-static ROOMS: std::sync::LazyLock<Rooms> =
-    std::sync::LazyLock::new(|| Rooms { open: Mutex::default(), changed: Notify::new() });
-
-/// Rooms that are remembered; the oldest are forgotten first.
-const MAX_ROOMS: usize = 1 << 16;
-
-impl Rooms {
-    /// Plays the part of `role`: opens the rooms, or waits until all of them are open.
-    pub async fn meet(role: Role, rooms: &[u64]) {
-        match role {
-            Role::Regular => {}
-            Role::Prefill => {
-                let mut open = ROOMS.open.lock().unwrap();
-                for room in rooms {
-                    if open.0.insert(*room, ()).is_none() {
-                        open.1.push_back(*room);
-                    }
-                    if open.1.len() > MAX_ROOMS
-                        && let Some(old) = open.1.pop_front()
-                    {
-                        open.0.remove(&old);
-                    }
-                }
-                drop(open);
-                ROOMS.changed.notify_waiters();
-            }
-            Role::Decode => loop {
-                let changed = ROOMS.changed.notified();
-                if rooms.iter().all(|r| ROOMS.open.lock().unwrap().0.contains_key(r)) {
-                    return;
-                }
-                changed.await;
-            },
-        }
     }
 }

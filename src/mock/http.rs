@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use tokio::net::TcpStream;
 
-use super::ask::Controls;
+use super::ask::{Addressee, Controls};
 
 /// Longest head that is read, in bytes.
 const MAX_HEAD_BYTES: usize = 1 << 20;
@@ -103,8 +103,13 @@ pub(super) async fn send(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()>
     Ok(())
 }
 
-/// Reads one request. Bytes that follow it stay in `buf`.
-pub(super) async fn receive(stream: &TcpStream, buf: &mut Vec<u8>, max_body: usize) -> Result<Request, Unread> {
+/// Reads one request for `engine`. Bytes that follow it stay in `buf`.
+pub(super) async fn receive(
+    stream: &TcpStream,
+    buf: &mut Vec<u8>,
+    max_body: usize,
+    engine: Addressee,
+) -> Result<Request, Unread> {
     let (mut request, head_bytes) = loop {
         if let Some(head) = parse_head(buf)? {
             break head;
@@ -121,7 +126,7 @@ pub(super) async fn receive(stream: &TcpStream, buf: &mut Vec<u8>, max_body: usi
     if expects && request.left != Left::Nothing && buf.is_empty() {
         send(stream, b"HTTP/1.1 100 Continue\r\n\r\n").await?;
     }
-    receive_body(stream, buf, &mut request, max_body, true).await?;
+    receive_body(stream, buf, &mut request, max_body, Some(engine)).await?;
     Ok(request)
 }
 
@@ -132,7 +137,7 @@ pub(super) async fn receive_rest(
     request: &mut Request,
     max_body: usize,
 ) -> Result<(), Unread> {
-    receive_body(stream, buf, request, max_body, false).await
+    receive_body(stream, buf, request, max_body, None).await
 }
 
 async fn receive_body(
@@ -140,7 +145,7 @@ async fn receive_body(
     buf: &mut Vec<u8>,
     request: &mut Request,
     max_body: usize,
-    may_be_early: bool,
+    may_be_early: Option<Addressee>,
 ) -> Result<(), Unread> {
     let mut chunks = Chunks::default();
     let mut looked = 0;
@@ -168,10 +173,13 @@ async fn receive_body(
             return Err(Unread::Refused(413));
         }
         // Controls that come late in a long body are not early: looking for them stops after the first 64 KiB.
-        if may_be_early && looked < MAX_AHEAD_BYTES && buf.len() > looked {
+        if let Some(engine) = may_be_early
+            && looked < MAX_AHEAD_BYTES
+            && buf.len() > looked
+        {
             looked = buf.len();
-            let controls = Controls::in_prefix(buf).filter(|c| c.early.is_some());
-            if let Some(controls) = controls {
+            let controls = Controls::in_prefix(buf).map(|all| Controls::first_for(all, engine));
+            if let Some(controls) = controls.filter(|c| c.early.is_some()) {
                 request.early = Some(Box::new(controls));
                 return Ok(());
             }

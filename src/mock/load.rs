@@ -1,4 +1,4 @@
-//! Synthetic conversations against a base URL: the traffic of `corelane demo --load`.
+//! Synthetic conversations against a base URL: the traffic of `corelane demo --load` and `--burst`.
 //!
 //! Takes a [`Pattern`] and a moment to stop, gives [`Totals`]. Never holds more connections than conversations,
 //! never lets a conversation grow past its turns, and counts every request exactly once.
@@ -197,6 +197,31 @@ impl Load {
         let target = Target::parse(&pattern)?;
         let counts = Arc::new(Counts::default());
         drive(pattern, target, counts.clone(), stop).await;
+        Ok(counts.totals())
+    }
+
+    /// Asks one question in each conversation, all at the same time, and returns when all have been answered. They
+    /// differ from their first words on. Of the pattern, prompts, turns and pauses do not matter here.
+    ///
+    /// # Errors
+    /// A URL that is not `http://host:port`, or a runtime that cannot be made.
+    pub fn burst(pattern: &Pattern) -> io::Result<Totals> {
+        let target = Target::parse(pattern)?;
+        let counts = Arc::new(Counts::default());
+        let pattern = Arc::new(Pattern { think_ms: (0, 0), ..pattern.clone() });
+        let text: Arc<str> = words(pattern.seed, pattern.turn_bytes).into();
+        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for i in 0..pattern.conversations {
+                let mut one = Conversation::new(i as u64, pattern.clone(), target.clone(), counts.clone());
+                let text = text.clone();
+                tasks.spawn(async move {
+                    let said = format!(r#"{{"role":"user","content":"{:016x} {text}"}}"#, one.random.u64(..));
+                    one.ask(&said).await;
+                });
+            }
+            tasks.join_all().await;
+        });
         Ok(counts.totals())
     }
 

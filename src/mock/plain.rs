@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::ask::Ask;
 use super::engine::Inner;
 use super::http::Request;
+use super::pair::DEFAULT_BOOTSTRAP_PORT;
 use super::stream::word;
 use super::{Role, fnv1a64, latin1};
 
@@ -76,7 +77,7 @@ pub(super) fn about(engine: &Inner, request: &Request) -> Option<Answer> {
             "api_key": s.api_key.as_deref().unwrap_or("sk-engine-secret"), "admin_api_key": "sk-engine-admin-secret",
             "tp_size": 1, "dp_size": s.dp_size, "version": "0.5.23", "max_total_num_tokens": s.kv_tokens, "max_running_requests": s.max_running,
             "disaggregation_mode": match s.role { Role::Regular => "null", Role::Prefill => "prefill", Role::Decode => "decode" },
-            "disaggregation_bootstrap_port": 8998, "status": "ready",
+            "disaggregation_bootstrap_port": DEFAULT_BOOTSTRAP_PORT, "status": "ready",
             "internal_states": [{"last_gen_throughput": 0.0, "effective_max_running_requests_per_dp": s.max_running}],
         }),
         ("GET", "/v1/loads") if !s.vllm => {
@@ -110,6 +111,19 @@ pub(super) fn about(engine: &Inner, request: &Request) -> Option<Answer> {
         (method, path) => return response(engine, method, path.strip_prefix("/v1/responses/")?),
     };
     Some(json_answer(200, &v))
+}
+
+/// Answers of the bootstrap server: at `/query` an entry for each rank, and the engine id of rank 0 by itself.
+pub(super) fn bootstrap(engine: &Inner, request: &Request) -> Answer {
+    if (request.method.as_str(), request.path.as_str()) != ("GET", "/query") {
+        return json_answer(404, &json!({"detail": "Not Found"}));
+    }
+    let mut v = json!({"engine_id": engine.engine_id()});
+    for (rank, id) in engine.engine_ids().iter().enumerate() {
+        let at = format!("tcp://{}:{}", engine.addr.ip(), 20_000 + rank);
+        v[rank.to_string()] = json!({"engine_id": id, "worker_addr": {"0": {"0": at}}});
+    }
+    json_answer(200, &v)
 }
 
 /// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`.

@@ -8,18 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::ask::{Ask, Controls, Early};
-use super::engine::{Aborted, Inner, Rooms, Visit};
+use super::engine::{Inner, Visit};
 use super::http::{self, Request, Unread};
+use super::pair::{Leg, Refused, Side};
 use super::plain::{self, Answer};
 use super::stats::{down, up};
 use super::stream::{Dialect, Script, word};
-use super::{Role, fnv1a64, span_ms};
+use super::{fnv1a64, span_ms};
 
 /// Bytes of events that are gathered into one write while none of them is due later.
 const GATHER_BYTES: usize = 16 * 1024;
@@ -53,6 +54,41 @@ pub(super) async fn listen(engine: Arc<Inner>, listener: TcpListener) {
     }
     drop(listener);
     engine.stopped_listening();
+}
+
+/// Accepts on the port of the bootstrap server until the engine is killed. Its connections are not counted.
+pub(super) async fn listen_for_bootstrap(engine: Arc<Inner>, listener: TcpListener) {
+    loop {
+        tokio::select! {
+            biased;
+            () = engine.died() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(tokio::spawn(bootstrap(engine.clone(), stream))),
+                Err(_) => sleep(Duration::from_millis(5)).await,
+            },
+        }
+    }
+    drop(listener);
+    engine.stopped_listening();
+}
+
+/// A connection to the bootstrap server.
+async fn bootstrap(engine: Arc<Inner>, stream: TcpStream) {
+    let mut buf = Vec::new();
+    loop {
+        let received = tokio::select! {
+            biased;
+            () = engine.died() => return,
+            received = http::receive(&stream, &mut buf, 0, engine.addressee()) => received,
+        };
+        let Ok(request) = received else { return };
+        let none = Controls::default();
+        let mut reply = Reply::new(&engine, &stream, &request, &none);
+        match reply.answer(plain::bootstrap(&engine, &request)).await {
+            Ok(End::Keep) if request.keep_alive => {}
+            _ => return,
+        }
+    }
 }
 
 /// Counts the connection off, after the socket is closed.
@@ -95,7 +131,7 @@ async fn requests(engine: &Arc<Inner>, stream: &TcpStream) -> End {
                 return End::Close;
             }
         }
-        let mut request = match http::receive(stream, &mut buf, s.max_body_bytes).await {
+        let mut request = match http::receive(stream, &mut buf, s.max_body_bytes, engine.addressee()).await {
             Ok(request) => request,
             Err(Unread::Gone) => return End::Close,
             Err(Unread::Refused(status)) => {
@@ -222,32 +258,53 @@ async fn infer(engine: &Arc<Inner>, stream: &TcpStream, request: &Request, work:
         }
     };
     let standing = || engine.standing.lock().unwrap().clone().unwrap_or_default();
-    let mut controls = ask.controls.take().unwrap_or_else(standing);
-    let elsewhere = controls.only.is_some_and(|r| r != engine.settings.role)
-        || controls.on.as_ref().is_some_and(|ports| !ports.contains(&engine.addr.port()));
-    if elsewhere {
-        controls = Controls::default();
-    }
+    let controls = ask.controls.take().unwrap_or_else(|| vec![standing()]);
+    let controls = Controls::first_for(controls, engine.addressee());
     let id = new_id(engine, path);
     let mut visit = engine.enter(ask.rid.clone().unwrap_or_else(|| id.clone()));
     let mut reply = Reply::new(engine, stream, request, &controls);
 
+    let generates = matches!(work, Work::Generate(_));
+    let mut leg = match Leg::of(engine, request, &ask, generates, controls.no_transfer) {
+        Ok(leg) => leg,
+        Err(Refused { status, message }) => {
+            let end = reply.answer(plain::error(engine, path, status, &message)).await;
+            visit.finish();
+            return end;
+        }
+    };
     if let Some(end) = before_head(&mut reply, &visit).await? {
+        leg.spare();
         visit.finish();
         return Ok(end);
     }
     let refusal = refusal(engine, request, &ask, &controls);
     if let Some(answer) = refusal {
+        leg.spare();
         let end = reply.answer(answer).await;
         visit.finish();
         return end;
     }
-    let cached = match visit.prefill(&ask).await {
+    if leg.has_room() && ask.n > 1 {
+        // SGLang takes the one room for every sample, and none of them ever ends.
+        std::future::pending::<()>().await;
+    }
+    if leg.side().is_some() {
+        engine.thawed().await;
+    }
+    leg.arrive();
+    let cached = match prepare(&mut visit, &mut leg, &ask).await {
         Ok(cached) => cached,
-        Err(Aborted) => return reply.answer(plain::error(engine, path, 400, "Aborted")).await,
+        Err(Refused { status, message }) => {
+            let end = reply.answer(plain::error(engine, path, status, &message)).await;
+            if visit.check().is_ok() {
+                visit.finish();
+            }
+            return end;
+        }
     };
-    if !ask.bootstrap_rooms.is_empty() {
-        Rooms::meet(engine.settings.role, &ask.bootstrap_rooms).await;
+    if leg.side() == Some(Side::Prefill) {
+        ask.max_tokens = Some(1);
     }
     let model = ask.model.clone().or_else(|| engine.settings.models.first().cloned()).unwrap_or_default();
     let end = match work {
@@ -269,26 +326,34 @@ async fn infer(engine: &Arc<Inner>, stream: &TcpStream, request: &Request, work:
                 samples: ask.samples,
                 batch: ask.batch,
                 logprob: ask.logprob,
-                knows_prompt: engine.settings.role != Role::Decode,
+                top_logprobs: ask.top_logprobs,
+                ids_logprob: ask.ids_logprob,
+                knows_prompt: leg.side() != Some(Side::Decode),
                 include_usage: ask.include_usage,
-                kv_transfer: (ask.kv_transfer && engine.settings.role == Role::Prefill)
-                    .then(|| kv_transfer(engine, &id)),
+                kv_transfer: leg.params(),
             };
             generate(engine, &mut visit, &mut reply, &ask, &script).await
         }
     };
+    if end.is_ok() && controls.reset_after_events.is_none() && controls.close_after_events.is_none() {
+        leg.sent();
+    }
     if end.is_ok() && visit.check().is_ok() {
         visit.finish();
     }
     end
 }
 
-/// What a vLLM prefill worker tells the decode worker through the gateway.
-fn kv_transfer(engine: &Inner, id: &str) -> Value {
-    json!({
-        "do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": format!("mock-{}", engine.addr.port()),
-        "remote_block_ids": [1, 2, 3], "remote_host": engine.addr.ip().to_string(), "remote_port": 5600, "remote_request_id": id,
-    })
+/// What comes before the first token: the prompt, and the other engine's part in it. Gives the cached prompt tokens.
+async fn prepare(visit: &mut Visit, leg: &mut Leg, ask: &Ask) -> Result<usize, Refused> {
+    if leg.side() == Some(Side::Decode) {
+        let cached = visit.unless_aborted(leg.receive()).await??;
+        visit.join(ask).await?;
+        return Ok(cached);
+    }
+    let cached = visit.prefill(ask).await?;
+    visit.unless_aborted(leg.hand_over(cached)).await??;
+    Ok(cached)
 }
 
 /// Answers that need no engine: echoes, refusals.
@@ -619,6 +684,7 @@ fn reason(status: u16) -> &'static str {
         405 => "Method Not Allowed",
         408 => "Request Timeout",
         413 => "Content Too Large",
+        422 => "Unprocessable Entity",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",

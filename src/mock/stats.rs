@@ -3,15 +3,16 @@
 //! Takes events of connections and requests, gives snapshots. Never influences an answer.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
 /// Most different paths that are counted by name; the rest is counted as `other`.
 const MAX_PATHS: usize = 128;
 
-/// A snapshot of one engine's counters. Everything but `active`, `queued` and `connections` only grows, until `reset`.
+/// A snapshot of one engine's counters. Everything but `active`, `queued`, `connections` and
+/// `staged` only grows, until `reset`.
 /// A client may have the last byte of an answer a moment before the counts show its end: wait for them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
@@ -37,6 +38,29 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Tokens that were generated.
     pub output_tokens: u64,
+    /// Legs refused because an earlier leg of the same side had the room (SGLang) or the transfer id (Mooncake).
+    pub duplicate_rooms: u64,
+    /// Requests without `bootstrap_room` to an SGLang engine that needs one.
+    pub roomless: u64,
+    /// Requests whose `bootstrap_room` is no integer from 1 to 2^63 − 1.
+    pub bad_room: u64,
+    /// Requests whose bootstrap fields are missing, or arrays and scalars where the prompt asks for the other.
+    pub bad_bootstrap: u64,
+    /// Ranks out of range, prefill ranks that their own request contradicts, and (on the decode engine) prefill
+    /// ranks that are not the one which the prefill leg used.
+    pub bad_rank: u64,
+    /// Requests whose `kv_transfer_params` are missing, for the other side, or lead to nothing.
+    pub bad_transfer: u64,
+    /// Requests to a vLLM prefill engine that ask for more than one token without a stream.
+    pub unsanitised: u64,
+    /// Pairs whose legs did not have the same `x-request-id`; counted by the decode engine.
+    pub bad_request_id: u64,
+    /// Legs that waited in vain for their partner.
+    pub room_timeouts: u64,
+    /// Caches that a vLLM prefill engine keeps now, because no decode engine has fetched them yet.
+    pub staged: u64,
+    /// Requests by data-parallel rank; on an SGLang prefill engine each room of a batch counts.
+    pub ranks: BTreeMap<u32, u64>,
     /// Requests of every kind by path, without query.
     pub paths: BTreeMap<String, u64>,
     /// The last request for inference.
@@ -94,6 +118,18 @@ pub(super) struct Counters {
     pub cached_tokens: AtomicU64,
     pub prompt_tokens: AtomicU64,
     pub output_tokens: AtomicU64,
+    pub duplicate_rooms: AtomicU64,
+    pub roomless: AtomicU64,
+    pub bad_room: AtomicU64,
+    pub bad_bootstrap: AtomicU64,
+    pub bad_rank: AtomicU64,
+    pub bad_transfer: AtomicU64,
+    pub unsanitised: AtomicU64,
+    pub bad_request_id: AtomicU64,
+    pub room_timeouts: AtomicU64,
+    /// Shared with what is staged, which may outlive the engine.
+    pub staged: Arc<AtomicU64>,
+    ranks: Mutex<BTreeMap<u32, u64>>,
     paths: Mutex<BTreeMap<String, u64>>,
     last: Mutex<Option<Last>>,
 }
@@ -119,6 +155,10 @@ impl Counters {
         }
     }
 
+    pub fn saw_rank(&self, rank: u32) {
+        *self.ranks.lock().unwrap().entry(rank).or_default() += 1;
+    }
+
     pub fn saw_request(&self, head: &[u8], body: &[u8], keep: usize) {
         up(&self.requests);
         *self.last.lock().unwrap() = Some(Last {
@@ -142,6 +182,17 @@ impl Counters {
             cached_tokens: get(&self.cached_tokens),
             prompt_tokens: get(&self.prompt_tokens),
             output_tokens: get(&self.output_tokens),
+            duplicate_rooms: get(&self.duplicate_rooms),
+            roomless: get(&self.roomless),
+            bad_room: get(&self.bad_room),
+            bad_bootstrap: get(&self.bad_bootstrap),
+            bad_rank: get(&self.bad_rank),
+            bad_transfer: get(&self.bad_transfer),
+            unsanitised: get(&self.unsanitised),
+            bad_request_id: get(&self.bad_request_id),
+            room_timeouts: get(&self.room_timeouts),
+            staged: get(&self.staged),
+            ranks: self.ranks.lock().unwrap().clone(),
             paths: self.paths.lock().unwrap().clone(),
             last: self.last.lock().unwrap().clone(),
         }
@@ -156,11 +207,21 @@ impl Counters {
             &self.cached_tokens,
             &self.prompt_tokens,
             &self.output_tokens,
+            &self.duplicate_rooms,
+            &self.roomless,
+            &self.bad_room,
+            &self.bad_bootstrap,
+            &self.bad_rank,
+            &self.bad_transfer,
+            &self.unsanitised,
+            &self.bad_request_id,
+            &self.room_timeouts,
         ] {
             c.store(0, Relaxed);
         }
         self.peak.store(self.active.load(Relaxed), Relaxed);
         self.peak_running.store(self.running.load(Relaxed), Relaxed);
+        self.ranks.lock().unwrap().clear();
         self.paths.lock().unwrap().clear();
         *self.last.lock().unwrap() = None;
     }

@@ -26,6 +26,9 @@ pub(super) struct Script<'a> {
     pub samples: usize,
     pub batch: bool,
     pub logprob: bool,
+    /// With `logprob`: the likeliest tokens, and chosen ones, too.
+    pub top_logprobs: bool,
+    pub ids_logprob: bool,
     /// Decode workers do not know the prompt's log-probabilities.
     pub knows_prompt: bool,
     pub include_usage: bool,
@@ -262,8 +265,13 @@ impl Script<'_> {
             let one = |i: usize| if i == 0 { json!([null, 0, null]) } else { json!([-0.5, i, null]) };
             meta["input_token_logprobs"] = (0..input).map(one).collect();
             meta["output_token_logprobs"] = (0..count).map(|i| json!([-0.25, i, null])).collect();
-            meta["input_top_logprobs"] = json!([]);
-            meta["input_token_ids_logprobs"] = json!([]);
+            let some = |i: usize| if i == 0 { Value::Null } else { json!([[-0.5, i, null]]) };
+            for (wanted, kind) in [(self.top_logprobs, "top"), (self.ids_logprob, "token_ids")] {
+                if wanted {
+                    meta[format!("input_{kind}_logprobs")] = (0..input).map(some).collect();
+                    meta[format!("output_{kind}_logprobs")] = (0..count).map(|i| json!([[-0.25, i, null]])).collect();
+                }
+            }
         }
         json!({"text": text, "output_ids": (0..count).collect::<Vec<_>>(), "meta_info": meta})
     }

@@ -1,23 +1,34 @@
-//! In-flight and processed counts of every worker, and the guard that keeps them honest.
+//! In-flight count and processed work of every worker, and the guard that keeps them honest.
 //!
 //! Takes reservations from every lane, gives guards whose drop releases them. Never counts below zero,
-//! never loses a release, never carries from one count into the other, never is reset.
+//! never loses a release, never carries from one count into the other.
+//!
+//! Work is what a selection knew of it: one for the request, and one for every [`WORK_BYTES`] that the worker has not
+//! seen before. It decides between workers with equally many in flight, so that the next request goes to whoever has
+//! computed least, and equal requests take turns. Leads fade ([`super::roster::Snapshot::fade`]): a worker that was
+//! fed by one hot conversation for an hour is not starved for the next.
 //!
 //! Every `Ordering` here is relaxed: a word publishes nothing but itself, and the modification order of the one
 //! atomic is all that reserving and releasing need. The one decision that does join a word with something else, the
 //! reuse of a slot, gets its order from [`super::roster::Roster::saw`] and `oldest_seen`.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::atomic::{AtomicU64, Ordering};
 use super::roster::Slot;
-use crate::limits::{IN_FLIGHT_BITS, MAX_WORKERS, PROCESSED_BITS};
+use crate::limits::{IN_FLIGHT_BITS, MAX_WORKERS, PROCESSED_BITS, WORK_BYTES};
 
 /// One request in flight, as it stands in the packed word.
 const ONE_IN_FLIGHT: u64 = 1 << PROCESSED_BITS;
-const PROCESSED_MASK: u64 = ONE_IN_FLIGHT - 1;
+pub(super) const PROCESSED_MASK: u64 = ONE_IN_FLIGHT - 1;
 /// Most requests in flight that the word can hold; a worker there is full.
-const MOST_IN_FLIGHT: u32 = (1 << IN_FLIGHT_BITS) - 1;
+pub(super) const MOST_IN_FLIGHT: u32 = (1 << IN_FLIGHT_BITS) - 1;
+
+/// The work of a request of which a worker has to compute so many bytes.
+#[inline]
+pub const fn work(bytes: usize) -> u64 {
+    1 + (bytes / WORK_BYTES) as u64
+}
 
 /// The packed counts of one worker: in-flight in the high 24 bits, processed in the low 40, so that the
 /// word compares as (in-flight, processed).
@@ -39,7 +50,7 @@ impl Word {
         (self.0 >> PROCESSED_BITS) as u32
     }
 
-    /// Requests that were ever given to the worker, plus its starting credit; modulo 2^40.
+    /// Work that was given to the worker, with its starting credit and without what has faded; modulo 2^40.
     pub const fn processed(self) -> u64 {
         self.0 & PROCESSED_MASK
     }
@@ -49,9 +60,11 @@ impl Word {
         self.in_flight() == MOST_IN_FLIGHT
     }
 
-    /// The word after one more reservation; `None` when it is full. Processed wraps without a carry.
-    pub const fn reserved(self) -> Option<Word> {
-        if self.is_full() { None } else { Some(Word::new(self.in_flight() + 1, self.processed() + 1)) }
+    /// The word after one more reservation that brings so much work; `None` when it is full. Processed wraps without a
+    /// carry.
+    #[inline]
+    pub const fn reserved(self, work: u64) -> Option<Word> {
+        if self.is_full() { None } else { Some(Word::new(self.in_flight() + 1, self.processed().wrapping_add(work))) }
     }
 
     /// The word after one release; `None` when nothing is in flight.
@@ -63,7 +76,7 @@ impl Word {
 /// Counts by slot.
 pub struct Load {
     // Dense, eight to a cache line: a selection reads all of them, and reading is what there is most of.
-    words: Box<[AtomicU64]>,
+    pub(super) words: Box<[AtomicU64]>,
 }
 
 impl Load {
@@ -78,13 +91,13 @@ impl Load {
         Word(self.words[slot as usize].load(Ordering::Relaxed))
     }
 
-    /// Reserves a place on the slot's worker if its word still is `expected`.
+    /// Reserves a place on the slot's worker, for so much work, if its word still is `expected`.
     ///
     /// # Errors
     /// The current word, when it is another or full: choose again with it.
     #[inline]
-    pub fn reserve(&'static self, slot: Slot, era: u32, expected: Word) -> Result<LoadGuard, Word> {
-        let Some(next) = expected.reserved() else { return Err(self.word(slot)) };
+    pub fn reserve(&'static self, slot: Slot, era: u32, expected: Word, work: u64) -> Result<LoadGuard, Word> {
+        let Some(next) = expected.reserved(work) else { return Err(self.word(slot)) };
         match self.words[slot as usize].compare_exchange(expected.0, next.0, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => Ok(LoadGuard { load: self, slot, era }),
             Err(current) => Err(Word(current)),
@@ -92,19 +105,26 @@ impl Load {
     }
 
     /// Reserves a place on the slot's worker whatever its word is; `None` only when the worker is full.
-    pub fn reserve_unconditional(&'static self, slot: Slot, era: u32) -> Option<LoadGuard> {
+    pub fn reserve_unconditional(&'static self, slot: Slot, era: u32, work: u64) -> Option<LoadGuard> {
         // Not a bare add: that would carry from one count into the other at either one's end.
-        self.step(slot, Word::reserved).ok().map(|_| LoadGuard { load: self, slot, era })
+        self.step(slot, |word| word.reserved(work)).ok().map(|_| LoadGuard { load: self, slot, era })
     }
 
-    /// Sets the processed count (modulo 2^40) and leaves the in-flight count as it is: the starting credit of a
+    /// Sets the processed work (modulo 2^40) and leaves the in-flight count as it is: the starting credit of a
     /// worker that joins or comes back, see [`super::roster::Snapshot::welcome`].
     pub fn seed(&self, slot: Slot, processed: u64) {
         let seeded = self.step(slot, |word| Some(Word::new(word.in_flight(), processed)));
         debug_assert!(seeded.is_ok());
     }
 
-    fn release(&self, slot: Slot) {
+    /// Takes work off what the slot's worker has processed, at most all of it.
+    pub fn forget(&self, slot: Slot, work: u64) {
+        let forgotten = |word: Word| Some(Word::new(word.in_flight(), word.processed().saturating_sub(work)));
+        let done = self.step(slot, forgotten);
+        debug_assert!(done.is_ok());
+    }
+
+    pub(super) fn release(&self, slot: Slot) {
         let released = self.step(slot, Word::released);
         debug_assert!(released.is_ok(), "slot {slot} was released without a reservation");
     }
@@ -163,75 +183,3 @@ const _: () = {
     const fn may_travel<T: Send>() {}
     may_travel::<LoadGuard>();
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn leak() -> &'static Load {
-        Box::leak(Box::new(Load::new()))
-    }
-
-    #[test]
-    fn words_compare_by_in_flight_then_processed() {
-        assert!(Word::new(0, PROCESSED_MASK) < Word::new(1, 0));
-        assert!(Word::new(1, 6) < Word::new(1, 7));
-        assert_eq!((Word::new(3, 9).in_flight(), Word::new(3, 9).processed()), (3, 9));
-    }
-
-    #[test]
-    fn a_drop_gives_back_the_in_flight_part_only() {
-        let load = leak();
-        let guard = load.reserve(7, 3, Word(0)).unwrap();
-        assert_eq!(load.word(7), Word::new(1, 1));
-        assert_eq!((guard.slot(), guard.era()), (7, 3));
-        drop(guard);
-        assert_eq!(load.word(7), Word::new(0, 1));
-    }
-
-    #[test]
-    fn a_stale_expectation_gets_the_current_word() {
-        let load = leak();
-        let _held = load.reserve(0, 1, Word(0)).unwrap();
-        assert_eq!(load.reserve(0, 1, Word(0)).unwrap_err(), Word::new(1, 1));
-    }
-
-    #[test]
-    fn processed_wraps_without_a_carry() {
-        let load = leak();
-        load.seed(0, PROCESSED_MASK);
-        let first = load.reserve(0, 1, load.word(0)).unwrap();
-        assert_eq!(load.word(0), Word::new(1, 0));
-        load.seed(0, PROCESSED_MASK);
-        let second = load.reserve_unconditional(0, 1).unwrap();
-        assert_eq!(load.word(0), Word::new(2, 0));
-        drop((first, second));
-        assert_eq!(load.word(0), Word::new(0, 0));
-    }
-
-    #[test]
-    fn a_full_worker_refuses() {
-        let load = leak();
-        load.words[0].store(Word::new(MOST_IN_FLIGHT, 5).0, Ordering::Relaxed);
-        assert_eq!(load.reserve(0, 1, load.word(0)).unwrap_err(), Word::new(MOST_IN_FLIGHT, 5));
-        assert!(load.reserve_unconditional(0, 1).is_none());
-        assert_eq!(load.word(0), Word::new(MOST_IN_FLIGHT, 5));
-    }
-
-    #[test]
-    fn seeding_keeps_what_is_in_flight() {
-        let load = leak();
-        let _held = load.reserve_unconditional(4, 1).unwrap();
-        load.seed(4, 1000);
-        assert_eq!(load.word(4), Word::new(1, 1000));
-    }
-
-    #[test]
-    fn a_release_without_a_reservation_saturates() {
-        let load = leak();
-        load.seed(1, 9);
-        let outcome = std::panic::catch_unwind(|| load.release(1));
-        assert_eq!(outcome.is_err(), cfg!(debug_assertions));
-        assert_eq!(load.word(1), Word::new(0, 9));
-    }
-}

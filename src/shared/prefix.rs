@@ -32,6 +32,7 @@
 
 mod ages;
 mod evict;
+mod heap;
 mod insert;
 mod meter;
 mod node;
@@ -149,6 +150,7 @@ impl Forest {
 impl<P: Pause> Forest<P> {
     /// As [`Forest::new`], with something to happen between the steps of operations: for tests.
     pub fn with_pause(budget: u64, pause: P) -> Self {
+        heap::share_pages();
         let trees: Box<[Tree]> = (0..=MAX_TREES).map(|_| Tree::default()).collect();
         // Relaxed: nobody else knows the forest yet.
         trees[OVERFLOW].key.store(FIRST_KEY, Ordering::Relaxed);

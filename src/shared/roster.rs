@@ -4,6 +4,8 @@
 //! to see that it moved. Never reuses a slot whose in-flight count is not zero, nor one that some lane may
 //! still know under its old tenant. A stale snapshot is legal for one request.
 
+mod pairs;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,15 +18,16 @@ use super::Shared;
 use super::load::Load;
 use super::ring::{self, Ring};
 use super::vitals::Vitals;
-use crate::limits::MAX_WORKERS;
+use crate::limits::{MAX_WORKERS, MOST_WORK, WORK_FADE};
+use pairs::Pairs;
 
 /// Index of a worker in the load and vitals arrays; below [`crate::limits::MAX_WORKERS`].
 pub type Slot = u16;
 
-pub use crate::config::Role;
+pub use crate::config::{Backend, Role};
 
 /// All roles, in the order of their discriminants.
-pub const ROLES: [Role; 3] = [Role::Regular, Role::Prefill, Role::Decode];
+pub const ROLES: [Role; 3] = Role::ALL;
 
 /// One worker as lanes see it. Immutable: a change makes a new value in a new snapshot.
 #[derive(Clone, Debug)]
@@ -34,7 +37,8 @@ pub struct Worker {
     /// Which tenant of the slot this is; grows with every reuse.
     pub era: u32,
     pub role: Role,
-    /// Base URL as configured, without a trailing slash: `http://host:port`.
+    /// Its name: the base URL as configured, without a trailing slash (`http://host:port`), and `@rank` behind it where
+    /// it stands for one data-parallel rank. Requests go to `addrs` and `prefix`.
     pub url: Box<str>,
     /// Path prefix of the URL, empty or starting with `/` and not ending in one; put before every forwarded target.
     pub prefix: Box<str>,
@@ -46,15 +50,62 @@ pub struct Worker {
     pub models: Box<[Box<str>]>,
     /// The worker's `/get_server_info` (or `/server_info`), reduced to harmless fields; JSON.
     pub server_info: Option<Box<str>>,
+    /// What it needs to be one of a pair.
+    pub pairing: Pairing,
 }
 
-/// The workers of one role that serve one model, or all workers of the role. Who of them is usable stands in
-/// [`Vitals`], not here.
+/// What pairing needs to know of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairing {
+    pub backend: Backend,
+    /// Only workers of one group and backend are paired.
+    pub group: Box<str>,
+    /// Host of the URL as the other worker is told it; IPv6 in brackets.
+    pub bootstrap_host: Box<str>,
+    /// `None`: the engine's own default.
+    pub bootstrap_port: Option<u16>,
+    /// Mooncake's id of the engine; `None` while it is not known.
+    pub engine_id: Option<Box<str>>,
+    /// Which data-parallel rank of the engine this worker stands for; `None`: the engine as a whole.
+    pub dp: Option<DpRank>,
+}
+
+/// Port of Mooncake's bootstrap server in vLLM, where none is configured.
+pub const MOONCAKE_PORT: u16 = 8998;
+
+impl Pairing {
+    /// Port of Mooncake's bootstrap server.
+    pub fn mooncake_port(&self) -> u16 {
+        self.bootstrap_port.unwrap_or(MOONCAKE_PORT)
+    }
+
+    /// Whose workers may be paired with each other.
+    pub fn team(&self) -> Team<'_> {
+        (self.backend, &self.group)
+    }
+}
+
+/// Backend and group: only workers in which both agree are paired.
+pub type Team<'a> = (Backend, &'a str);
+
+/// A data-parallel rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DpRank {
+    /// From 0, below `size`.
+    pub rank: u32,
+    /// How many ranks the engine has; at least 1.
+    pub size: u32,
+}
+
+/// The workers of one role that serve one model, or all workers of the role; of decode workers also those of one
+/// group and backend. Who of them is usable stands in [`Vitals`], not here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// `None`: every worker of the role, whatever it serves.
     pub model: Option<Box<str>>,
     pub role: Role,
+    /// Backend and group that all members share because others were left out.
+    pub team: Option<(Backend, Box<str>)>,
     /// Members that have an address, in slot order.
     pub slots: Box<[Slot]>,
     /// Their eras, in the same order.
@@ -72,6 +123,7 @@ impl Pool {
         Pool {
             model: model.map(Box::from),
             role,
+            team: None,
             slots: resolved.clone().map(|w| w.slot).collect(),
             eras: resolved.clone().map(|w| w.era).collect(),
             names: resolved.map(|w| ring::hash(w.url.as_bytes())).collect(),
@@ -82,6 +134,11 @@ impl Pool {
 }
 
 impl Pool {
+    /// Whether it has members at all, with or without an address.
+    pub fn is_peopled(&self) -> bool {
+        !self.slots.is_empty() || self.unresolved > 0
+    }
+
     /// The members on the ring of consistent hashing: made by control where a policy wants it, else at first use.
     pub fn ring(&self) -> &Ring {
         self.ring.get_or_init(|| Ring::new(&self.names))
@@ -102,10 +159,13 @@ pub struct Snapshot {
     pub generation: u64,
     /// In slot order.
     pub workers: Box<[Arc<Worker>]>,
-    /// One a (model, role) that some worker serves, sorted by model (as bytes) and role.
+    /// One a (model, role) that some worker serves, sorted by model (as bytes) and role. A model that has decode
+    /// workers has a pool of prefill workers too, be it empty.
     pub pools: Box<[Pool]>,
     /// Every worker of a role, by role (see [`Snapshot::everyone`]).
     everyone: [Pool; ROLES.len()],
+    /// Whom the prefill workers of a pool are paired with, and the pools that it takes.
+    pairs: Pairs,
     /// Place in `workers` by slot; `NOBODY` where the slot is free.
     by_slot: Box<[u16]>,
 }
@@ -126,13 +186,50 @@ impl Snapshot {
             by_slot[worker.slot as usize] = place as u16;
         }
         let everyone = ROLES.map(|role| Pool::of(None, role, workers.iter().map(|w| &**w).filter(|w| w.role == role)));
-        Snapshot {
+        let mut snapshot = Snapshot {
             generation,
             pools: pools(&workers),
             everyone,
+            pairs: Pairs::default(),
             by_slot: by_slot.into(),
             workers: workers.into_boxed_slice(),
+        };
+        if snapshot.pairs(None).is_some() {
+            snapshot.pairs = Pairs::of(&snapshot);
         }
+        snapshot
+    }
+
+    /// All pools, in the order of their indices: those of [`Snapshot::pools`], everyone by role, decode workers by group
+    /// and backend.
+    pub fn all_pools(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.iter().chain(&self.everyone).chain(&self.pairs.teams)
+    }
+
+    /// The pool of an index.
+    ///
+    /// # Panics
+    /// For an index that no method of this snapshot gave.
+    #[inline]
+    pub fn pool_at(&self, index: usize) -> &Pool {
+        match self.pools.get(index) {
+            Some(pool) => pool,
+            None => self.beyond(index - self.pools.len()),
+        }
+    }
+
+    #[inline]
+    fn beyond(&self, index: usize) -> &Pool {
+        match self.everyone.get(index) {
+            Some(pool) => pool,
+            None => &self.pairs.teams[index - self.everyone.len()],
+        }
+    }
+
+    /// Index of the pool of all workers of a role.
+    #[inline]
+    pub fn everyone_at(&self, role: Role) -> usize {
+        self.pools.len() + role as usize
     }
 
     /// The worker at a slot, if it still is the tenant of that era.
@@ -158,21 +255,55 @@ impl Snapshot {
         self.pools.chunk_by(|a, b| a.model == b.model).filter_map(|pools| pools[0].model.as_deref())
     }
 
-    /// Gives a worker that joins or comes back its starting credit: as many processed requests as the usable peer
-    /// with the fewest has, else it would win every tie until it had caught up. Peers serve the same model in the
-    /// same role; of several models' minima the highest counts, so that no pool is flooded. Without a usable peer
+    /// Gives a worker that joins or comes back its starting credit: as much processed work as the usable peer
+    /// with the least has, else it would win every tie until it had caught up. Peers serve the same model in the
+    /// same role, decode workers in the same group; of several models' minima the highest counts, so that no pool is
+    /// flooded. Without a usable peer
     /// the whole role is asked, and without anybody there the count stays.
     ///
     /// Control calls this before it sets the worker [`super::vitals::Health::Ready`].
     pub fn welcome(&self, worker: &Worker, load: &Load, vitals: &Vitals) {
         let least = |pool: &Pool| {
-            let peers = pool.slots.iter().filter(|&&slot| slot != worker.slot && vitals.usable(slot));
-            peers.map(|&slot| load.word(slot).processed()).min()
+            // Prefill workers of all groups are chosen among, decode workers within one.
+            let is_mate = |slot, era| {
+                let team = self.worker(slot, era).map(|peer| peer.pairing.team());
+                worker.role != Role::Decode || team == Some(worker.pairing.team())
+            };
+            let peers = pool
+                .slots
+                .iter()
+                .zip(&pool.eras)
+                .filter(|&(&slot, &era)| slot != worker.slot && vitals.usable(slot) && is_mate(slot, era));
+            peers.map(|(&slot, _)| load.word(slot).processed()).min()
         };
         let served = worker.models.iter().filter_map(|model| self.pool(model.as_bytes(), worker.role));
         let credit = served.filter_map(|at| least(&self.pools[at])).max().or_else(|| least(self.everyone(worker.role)));
         if let Some(processed) = credit {
             load.seed(worker.slot, processed);
+        }
+    }
+
+    /// Lets leads in processed work fade: of what a worker has processed more than the usable peer with the least, a
+    /// [`WORK_FADE`]th is forgotten. Small leads stay, so equal requests go on taking turns. When a count has come half
+    /// the way to where it would wrap, all are taken back by half of that.
+    ///
+    /// Control calls this every second.
+    pub fn fade(&self, load: &Load, vitals: &Vitals) {
+        let named = |role| self.pools.iter().any(|pool| pool.role == role);
+        let everyone = ROLES.into_iter().filter(|&role| !named(role)).map(|role| self.everyone(role));
+        for pool in self.pools.iter().chain(everyone) {
+            let processed = |&slot: &Slot| load.word(slot).processed();
+            let usable = pool.slots.iter().filter(|&&slot| vitals.usable(slot));
+            let Some(least) = usable.map(processed).min() else { continue };
+            for slot in &pool.slots {
+                let faded = processed(slot).saturating_sub(least) / WORK_FADE;
+                if faded > 0 {
+                    load.forget(*slot, faded);
+                }
+            }
+        }
+        if self.workers.iter().any(|worker| load.word(worker.slot).processed() >= MOST_WORK) {
+            self.workers.iter().for_each(|worker| load.forget(worker.slot, MOST_WORK / 2));
         }
     }
 }
@@ -197,10 +328,17 @@ fn pools(workers: &[Arc<Worker>]) -> Box<[Pool]> {
     // str compares as bytes do; places are in slot order.
     served.sort_unstable();
     served.dedup();
-    served
-        .chunk_by(|a, b| (a.0, a.1) == (b.0, b.1))
-        .map(|pool| Pool::of(Some(pool[0].0), pool[0].1, pool.iter().map(|m| &*workers[m.2 as usize])))
-        .collect()
+    let mut pools = Vec::new();
+    for of_model in served.chunk_by(|a, b| a.0 == b.0) {
+        let paired = of_model.iter().any(|m| m.1 == Role::Decode);
+        for role in ROLES {
+            let members = of_model.iter().filter(|m| m.1 == role).map(|m| &*workers[m.2 as usize]);
+            if members.clone().next().is_some() || role == Role::Prefill && paired {
+                pools.push(Pool::of(Some(of_model[0].0), role, members));
+            }
+        }
+    }
+    pools.into()
 }
 
 /// The published snapshot and who has seen it.
@@ -249,7 +387,7 @@ impl Roster {
         let generation = self.generation.load(Ordering::Relaxed) + 1;
         let snapshot = Snapshot::new(generation, workers);
         if self.rings.load(Ordering::Relaxed) {
-            for pool in snapshot.pools.iter().chain(&snapshot.everyone) {
+            for pool in snapshot.all_pools() {
                 pool.ring();
             }
         }
@@ -346,6 +484,7 @@ mod tests {
             api_key: None,
             models: models.iter().map(|&m| m.into()).collect(),
             server_info: None,
+            pairing: Pairing::default(),
         })
     }
 
@@ -390,7 +529,7 @@ mod tests {
         slots.retire(0, gone);
         shared.roster.saw(0, gone);
         assert_eq!(slots.take(shared), Some((2, 1)), "lane 1 has not seen it");
-        let guard = shared.load.reserve(0, 1, Word(0)).unwrap();
+        let guard = shared.load.reserve(0, 1, Word(0), 1).unwrap();
         shared.roster.ended(1);
         assert_eq!(slots.take(shared), Some((3, 1)), "a guard is held");
         drop(guard);
@@ -407,6 +546,35 @@ mod tests {
         assert_eq!(slots.take(shared), None);
         slots.retire(77, 1);
         assert_eq!(slots.take(shared), Some((77, 2)));
+    }
+
+    #[test]
+    fn leads_in_work_fade_and_counts_never_wrap() {
+        let shared = Shared::leak(1);
+        let (load, vitals) = (&shared.load, &shared.vitals);
+        let workers: Vec<_> = (0..3).map(|slot| worker(slot, Role::Regular, &["a"], true)).collect();
+        let other = worker(3, Role::Prefill, &[], true);
+        let snapshot = Snapshot::new(1, workers.iter().chain([&other]).cloned().collect());
+        let set = |works: [u64; 4]| (0..).zip(works).for_each(|(slot, work)| load.seed(slot, work));
+        let works = || [0, 1, 2, 3].map(|slot| load.word(slot).processed());
+        for slot in 0..4 {
+            vitals.set_health(slot, Health::Ready);
+        }
+        let _held = load.reserve_unconditional(2, 1, 0).unwrap();
+        set([1000, 1063, 7400, 77]);
+        snapshot.fade(load, vitals);
+        assert_eq!(works(), [1000, 1063, 7300, 77], "a lead of less than 64 stays; a role is not compared with others");
+        (0..1000).for_each(|_| snapshot.fade(load, vitals));
+        assert_eq!(works(), [1000, 1063, 1063, 77]);
+        vitals.set_health(0, Health::Unhealthy);
+        set([0, 7400, 1000, 0]);
+        snapshot.fade(load, vitals);
+        assert_eq!(works(), [0, 7300, 1000, 0], "who is not usable is no measure");
+        set([MOST_WORK - 2, MOST_WORK - 1, MOST_WORK, 5]);
+        snapshot.fade(load, vitals);
+        let half = MOST_WORK / 2;
+        assert_eq!(works(), [half - 2, half - 1, half, 0]);
+        assert_eq!(load.word(2).in_flight(), 1);
     }
 
     #[test]
@@ -435,5 +603,25 @@ mod tests {
         }
         snapshot.welcome(&workers[0], load, vitals);
         assert_eq!(processed(0), 50, "a recovered worker's own count does not matter");
+    }
+
+    #[test]
+    fn a_new_decode_worker_starts_at_the_minimum_of_its_group() {
+        let shared = Shared::leak(1);
+        let of = |slot, group: &str| {
+            let mut worker = Worker::clone(&worker(slot, Role::Decode, &["a"], true));
+            worker.pairing.group = group.into();
+            Arc::new(worker)
+        };
+        let workers = [of(0, "x"), of(1, "y"), of(2, "y"), of(3, "z")];
+        let snapshot = Snapshot::new(1, workers.to_vec());
+        for (slot, credit) in [(0, 5), (1, 70)] {
+            shared.load.seed(slot, credit);
+            shared.vitals.set_health(slot, Health::Ready);
+        }
+        for (slot, credit) in [(2, 70), (3, 0)] {
+            snapshot.welcome(&workers[slot as usize], &shared.load, &shared.vitals);
+            assert_eq!(shared.load.word(slot).processed(), credit, "slot {slot}");
+        }
     }
 }

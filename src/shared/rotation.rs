@@ -1,4 +1,4 @@
-//! Round-robin positions, one per (model, role), shared by all lanes.
+//! Round-robin positions, one per (model, role) and group of decode workers, shared by all lanes.
 //!
 //! Takes a model and a role when a lane reads a new roster, gives the place of their position for as long as the
 //! process lives, so that positions survive roster changes. Never skips for lack of a usable worker: the caller
@@ -11,7 +11,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::config::Role;
+use crate::config::{Backend, Role};
 
 /// Pairs of model and role that get a position of their own.
 const PLACES: usize = 4096;
@@ -40,7 +40,13 @@ impl Rotation {
     /// The place of a model's (`None`: of all models) workers of a role. Claims one at the first call; not for the
     /// request path.
     pub fn place(&self, model: Option<&str>, role: Role) -> usize {
-        self.claim(owner(model, role))
+        self.claim(owner((model, role)))
+    }
+
+    /// The place of those of them that share backend and group: else the turns of one group would move those of
+    /// another on.
+    pub fn place_of_team(&self, model: Option<&str>, role: Role, team: (Backend, &str)) -> usize {
+        self.claim(owner((model, role, team)))
     }
 
     fn claim(&self, owner: u64) -> usize {
@@ -84,10 +90,10 @@ impl Default for Rotation {
     }
 }
 
-fn owner(model: Option<&str>, role: Role) -> u64 {
+fn owner(whose: impl Hash) -> u64 {
     // DefaultHasher::new has fixed keys, so that every lane finds the same place.
     let mut hasher = DefaultHasher::new();
-    (model, role).hash(&mut hasher);
+    whose.hash(&mut hasher);
     hasher.finish().max(1)
 }
 
@@ -110,6 +116,13 @@ mod tests {
             assert!(!places[..i].contains(place));
         }
         assert_eq!(places, pairs.map(|(model, role)| rotation.place(model, role)));
+        let teams = [(Backend::Sglang, "x"), (Backend::Sglang, "y"), (Backend::VllmNixl, "x")];
+        let of_team = |team| rotation.place_of_team(Some("a"), Role::Prefill, team);
+        let mut all: Vec<usize> = teams.map(of_team).into_iter().chain(places).collect();
+        assert_eq!(of_team(teams[1]), all[1]);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), teams.len() + places.len());
     }
 
     #[test]

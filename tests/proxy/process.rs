@@ -11,7 +11,10 @@ use crate::rig::{End, Http, Rig, config, post, specs, start, until};
 
 #[test]
 fn metrics_tell_what_happened() {
-    let rig = Rig::with(Settings::default(), 2, |c| c.cores = vec![0, 1]);
+    let rig = Rig::with(Settings::default(), 2, |c| {
+        c.cores = vec![0, 1];
+        c.retry.statuses.clear();
+    });
     let mut http = rig.http();
     for _ in 0..6 {
         http.post("/v1/completions", &json!({"prompt":"x"})).expect(200);

@@ -200,6 +200,27 @@ fn the_gateway_answers_for_itself() {
 }
 
 #[test]
+fn ranks_are_chosen_on_their_own_and_described_once() {
+    let engines = fleet(Settings { dp_size: 2, ..Settings::default() }, 1);
+    let mut config = config(specs(&engines));
+    config.dp_aware = true;
+    let gateway = corelane::boot::Gateway::start(config).unwrap();
+    until("both ranks are usable", || gateway.shared().readiness.snapshot().usable == 2);
+    let mut http = Http::connect(gateway.address());
+    for _ in 0..2 {
+        http.post("/generate", &json!({"text": "x"})).expect(200);
+    }
+    let shared = gateway.shared();
+    let chosen = |slot| shared.tallies.lanes().iter().map(|lane| lane.selections(slot)).sum::<u64>();
+    let workers = shared.roster.snapshot();
+    assert_eq!(workers.workers.iter().map(|w| chosen(w.slot)).collect::<Vec<_>>(), [1, 1], "in turn");
+    assert_eq!(engines.engine(0).stats().requests, 2, "both stand for one engine");
+    let info = http.ask("GET", "/get_server_info", &[], b"").expect(200).json();
+    assert_eq!((info["workers"].as_array().unwrap().len(), &info["workers"][0]["dp_size"]), (1, &json!(2)));
+    assert_eq!(http.ask("GET", "/v1/models", &[], b"").expect(200).json()["data"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn without_a_usable_worker_it_says_so() {
     let mut config = config(vec![WorkerSpec::new("http://127.0.0.1:1")]);
     config.health_timeout = std::time::Duration::from_millis(200);

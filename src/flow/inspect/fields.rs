@@ -5,11 +5,15 @@
 //! told at the end, for the same reason and because bad JSON goes first.
 
 use super::keys::Source;
+use super::marks::{Mark, Marked, Marks};
 use super::{Ask, PromptKind};
 use crate::config::routes::{Body, ROUTES};
 use crate::fault::{Fault, What};
 use crate::shared::prefix::Kind;
 use crate::span::Span;
+
+/// What the sender of a body with more than [`crate::limits::MAX_MARKS`] of them is told.
+const TOO_MANY_MARKS: &str = "It has too many members that steer the worker.";
 
 /// Most prompt-bearing keys of one route.
 const MAX_PROMPT_KEYS: usize = 4;
@@ -99,6 +103,7 @@ pub(super) struct Fields {
     sampling_n: Samples,
     /// Whether `return_logprob` is an array that has a `true`.
     any_logprob: bool,
+    marks: Marks,
 }
 
 impl Fields {
@@ -118,12 +123,15 @@ impl Fields {
             n_at: 0,
             sampling_n: Samples::Of(1),
             any_logprob: false,
+            marks: Marks::default(),
         }
     }
 
     /// Starts over, for a route whose prompt-bearing keys are `keys`.
     pub(super) fn begin(&mut self, keys: &'static [&'static str]) {
-        *self = Fields { keys: &keys[..keys.len().min(MAX_PROMPT_KEYS)], ..Fields::new() };
+        let mut marks = std::mem::take(&mut self.marks);
+        marks.begin();
+        *self = Fields { keys: &keys[..keys.len().min(MAX_PROMPT_KEYS)], marks, ..Fields::new() };
     }
 
     /// How deep objects and arrays are of interest; calls for deeper ones are to be left out.
@@ -132,9 +140,9 @@ impl Fields {
         self.watch
     }
 
-    /// A key of the object at `depth`; `raw` is the string's contents.
+    /// A key of the object at `depth`, whose quote opens at `pos`; `raw` is the string's contents.
     #[inline]
-    pub(super) fn key(&mut self, depth: usize, raw: &[u8]) {
+    pub(super) fn key(&mut self, depth: usize, pos: usize, raw: &[u8]) {
         let mut plain = [0; MAX_KEY_BYTES];
         let name = if raw.contains(&b'\\') {
             let mut len = 0;
@@ -150,6 +158,7 @@ impl Fields {
         };
         if depth == 1 {
             self.current = self.find(name);
+            self.marks.key(pos, name);
         } else if depth == self.n_depth {
             self.n_reading = name == b"n";
         }
@@ -230,6 +239,7 @@ impl Fields {
     pub(super) fn ends(&mut self, depth: usize, end: usize, body: &[u8]) {
         if depth == 1 {
             self.is_open = false;
+            self.marks.ends(end);
             let span = Span::new(self.value_at, end);
             match self.current {
                 Current::Member(member) => self.values[member as usize] = span,
@@ -255,8 +265,16 @@ impl Fields {
         }
     }
 
+    /// The members that were marked.
+    pub(super) fn marks(&self) -> &[Mark] {
+        self.marks.all()
+    }
+
     /// What the body, now complete, asks for.
     pub(super) fn ask(&self, body: &[u8]) -> Result<Ask, Fault> {
+        if self.marks.overflowed() {
+            return Err(Fault::with(What::BadField, TOO_MANY_MARKS));
+        }
         let mut ask = Ask {
             rid: self.value(Member::Rid, body),
             adapter: self.value(Member::LoraPath, body).or(self.value(Member::LoraName, body)),
@@ -264,6 +282,7 @@ impl Fields {
             system: self.value(Member::System, body),
             instructions: self.value(Member::Instructions, body),
             cache_salt: self.value(Member::CacheSalt, body),
+            private: self.marks.all().iter().any(|mark| mark.field == Marked::Private),
             ..Ask::default()
         };
         if let Some(model) = self.value(Member::Model, body) {

@@ -10,6 +10,7 @@ use super::block;
 use super::fields::Fields;
 use crate::fault::{Fault, What};
 use crate::limits::MAX_JSON_DEPTH;
+use crate::span::Span;
 
 /// What the next byte must be part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,9 @@ pub(super) struct Scanner {
     value_end: usize,
     /// Where the wide path for integers may be tried again.
     ints_at: usize,
+    /// Where the body's object begins, and where it ended.
+    object_at: usize,
+    object_end: usize,
 }
 
 /// The bytes ran out, or a fault.
@@ -98,6 +102,8 @@ impl Scanner {
             word: b"",
             value_end: 0,
             ints_at: 0,
+            object_at: 0,
+            object_end: 0,
         }
     }
 
@@ -125,6 +131,11 @@ impl Scanner {
     /// Up to where bytes have been read, less the last one of a value that has just ended (a closing bracket, perhaps).
     pub(super) fn reached(&self) -> usize {
         if self.state == State::After { self.value_end - 1 } else { self.pos }
+    }
+
+    /// The body's object, once it has ended.
+    pub(super) fn object(&self) -> Span {
+        if self.state == State::End { Span::new(self.object_at, self.object_end) } else { Span::default() }
     }
 
     /// Checks that the body has come to its end.
@@ -215,6 +226,7 @@ impl Scanner {
             }
             State::Start => match byte {
                 b'{' => {
+                    self.object_at = pos;
                     self.open(body, pos, true)?;
                     pos += 1;
                 }
@@ -350,7 +362,7 @@ impl Scanner {
         }
         if self.is_key {
             if self.depth <= fields.watch() {
-                fields.key(self.depth, &body[self.text_at..pos]);
+                fields.key(self.depth, self.text_at - 1, &body[self.text_at..pos]);
             }
             self.state = State::Colon;
         } else {
@@ -386,6 +398,7 @@ impl Scanner {
         self.depth -= 1;
         if self.depth == 0 {
             self.state = State::End;
+            self.object_end = pos;
             return;
         }
         let outer = self.depth - 1;

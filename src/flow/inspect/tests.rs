@@ -174,6 +174,102 @@ fn samples_and_logprobs() {
     }
 }
 
+/// Marked members and the bounds of the object, the same for every cut into two and for single bytes.
+fn marks(body: &str) -> (Vec<(Marked, &str)>, &str) {
+    let read = |ends: &mut dyn Iterator<Item = usize>| {
+        let mut inspector = Inspector::new();
+        inspector.begin(JSON, b"");
+        let _ = inspector.feed(b"{\"n\":1,\"kv_hints\":{\"stream\":[");
+        inspector.begin(JSON, b"");
+        for end in ends {
+            inspector.feed(&body.as_bytes()[..end]).unwrap();
+        }
+        let ask = inspector.finish(body.as_bytes()).unwrap();
+        assert_eq!(ask.private, inspector.marks().iter().any(|mark| mark.field == Marked::Private));
+        (inspector.marks().to_vec(), inspector.object())
+    };
+    let whole = read(&mut std::iter::empty());
+    for end in 0..=body.len() {
+        assert_eq!(read(&mut [end].into_iter()), whole, "cut at {end}: {body}");
+    }
+    assert_eq!(read(&mut (0..=body.len())), whole, "byte by byte: {body}");
+    let (marks, object) = whole;
+    let shown = marks.into_iter().map(|mark| (mark.field, text(Some(mark.span), body).unwrap())).collect();
+    (shown, text(Some(object), body).unwrap())
+}
+
+#[test]
+fn members_that_some_leg_must_not_carry() {
+    use Marked::*;
+    for (body, want) in [
+        ("{}", &[][..]),
+        (r#"{"model":"n","prompt":"stream","sampling_params":{"n":1,"bootstrap_room":7},"x":[{"stream":1}]}"#, &[]),
+        (
+            r#"{"bootstrap_host":"a","bootstrap_port" : null ,"bootstrap_room":[1,{"kv_hints":2}],"bootstrap_pair_key":0}"#,
+            &[
+                (Private, r#""bootstrap_host":"a""#),
+                (Private, r#""bootstrap_port" : null"#),
+                (Private, r#""bootstrap_room":[1,{"kv_hints":2}]"#),
+                (Private, r#""bootstrap_pair_key":0"#),
+            ],
+        ),
+        (
+            r#"{"routed_dp_rank":1,"disagg_prefill_dp_rank":1,"data_parallel_rank":1,"kv_transfer_params":{},"kv_hints":-1.5e3}"#,
+            &[
+                (Private, r#""routed_dp_rank":1"#),
+                (Private, r#""disagg_prefill_dp_rank":1"#),
+                (Private, r#""data_parallel_rank":1"#),
+                (Private, r#""kv_transfer_params":{}"#),
+                (Private, r#""kv_hints":-1.5e3"#),
+            ],
+        ),
+        (
+            r#"{"stream":true,"max_tokens":1,"max_completion_tokens":"a","max_output_tokens":2,"stream_options":{"n":1}}"#,
+            &[
+                (Stream, r#""stream":true"#),
+                (MaxTokens, r#""max_tokens":1"#),
+                (MaxCompletionTokens, r#""max_completion_tokens":"a""#),
+                (MaxOutputTokens, r#""max_output_tokens":2"#),
+                (StreamOptions, r#""stream_options":{"n":1}"#),
+            ],
+        ),
+        (
+            "\t{\"min_tokens\"\n:\n1\n,\"min_completion_tokens\":1,\"n\":1,\"\\u006e\":2,\"n\" :3 } \n",
+            &[
+                (MinTokens, "\"min_tokens\"\n:\n1"),
+                (MinCompletionTokens, "\"min_completion_tokens\":1"),
+                (N, "\"n\":1"),
+                (N, "\"\\u006e\":2"),
+                (N, "\"n\" :3"),
+            ],
+        ),
+        (r#"{"Stream":1,"stream ":1,"bootstrap":1,"kv_hint":1,"nn":1,"xbootstrap_room":1}"#, &[]),
+        (r#"{"b\u006fotstrap_room":1}"#, &[(Private, r#""b\u006fotstrap_room":1"#)]),
+    ] {
+        assert_eq!(marks(body), (want.to_vec(), body.trim()), "{body}");
+    }
+}
+
+#[test]
+fn marked_members_have_a_bound() {
+    let body = |count: usize, end: &str| format!("{{{}{end}", vec!["\"kv_hints\":1"; count].join(","));
+    assert_eq!(marks(&body(crate::limits::MAX_MARKS, "}")).0.len(), crate::limits::MAX_MARKS);
+    let one_more = |end| cut_json(body(crate::limits::MAX_MARKS + 1, end)).unwrap_err().what;
+    assert_eq!((one_more("}"), one_more("")), (What::BadField, What::BadJson));
+}
+
+#[test]
+fn bodies_that_are_no_json_have_no_marks() {
+    let mut inspector = Inspector::new();
+    for form in [routes::Body::Opaque, routes::Body::None, routes::Body::Multipart] {
+        inspector.begin(JSON, b"");
+        assert!(inspector.finish(b"{\"kv_hints\":1}").unwrap().private);
+        inspector.begin(form, b"multipart/form-data; boundary=xYz");
+        assert!(!inspector.finish(FORM.as_bytes()).unwrap().private);
+        assert_eq!((inspector.marks(), inspector.object()), (&[][..], Span::default()));
+    }
+}
+
 #[test]
 fn adapters() {
     for (body, adapter) in [

@@ -6,7 +6,7 @@
 //! is overloaded, or that has no open one, leaves its requests to the least loaded of all.
 
 use super::{Candidates, Field, close, least_load};
-use crate::lane::view::{self, CLOSED};
+use crate::lane::view::{self, By, CLOSED};
 use crate::shared::load::{LoadGuard, Word};
 
 /// Most groups: more would tell lengths apart that cost the same.
@@ -37,6 +37,6 @@ pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
     if least.is_none_or(|least| field.is_overload(least)) {
         return least_load::choose(field);
     }
-    let reserved = field.till.reserve(Candidates { slots, eras, words, start: &mut 0 });
+    let reserved = field.till.reserve(Candidates { slots, eras, words, by: By::Load, start: &mut 0 });
     reserved.or_else(|| least_load::choose(field))
 }

@@ -2,7 +2,8 @@
 //!
 //! Takes a field, gives a guard: on the least loaded of the workers that have the deepest part of the prompt, if that
 //! is more than the threshold's share of it; of those that have less, down to the threshold, if all above are
-//! overloaded; else on the least loaded of all. Whoever it is is reserved first and noted in the tree second, in every
+//! overloaded; else on the member that has processed the least work of those that have few in flight. An owner is
+//! charged for the part that it does not have, anybody else for the whole prompt. Whoever it is is reserved first and noted in the tree second, in every
 //! branch, so that a prompt that spills over has one more owner. Never notes a prompt without a whole block.
 //!
 //! In fleet mode (the peers' classic rule) no owner is passed over, but while the most and the least loaded worker
@@ -11,7 +12,7 @@
 
 use super::{Candidates, Field, least_load};
 use crate::config::BalanceMode;
-use crate::lane::view::{self, CLOSED};
+use crate::lane::view::{self, By, CLOSED};
 use crate::metrics::Tally;
 use crate::shared::load::{LoadGuard, Word};
 use crate::shared::prefix::{self, Guard, Inserted, MAX_FOUND};
@@ -24,11 +25,19 @@ pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
     }
     let pinned = prefix::pin();
     let (chosen, reason) = prefer(field, &pinned);
-    let chosen = chosen.or_else(|| least_load::choose(field));
+    let chosen = chosen.or_else(|| {
+        field.till.work = work(field, 0);
+        least_load::choose_by(field, By::Work)
+    });
     if let Some(guard) = &chosen {
         note(field, guard, &pinned);
     }
     count(field, chosen, reason)
+}
+
+/// What the prompt brings to a worker that has so many symbols of it.
+fn work(field: &Field, depth: u32) -> u64 {
+    1 + (field.want.symbols.len() as u64).saturating_sub(depth.into())
 }
 
 fn count(field: &Field, chosen: Option<LoadGuard>, reason: Tally) -> Option<LoadGuard> {
@@ -57,6 +66,7 @@ fn prefer(field: &mut Field, pinned: &Guard) -> (Option<LoadGuard>, Tally) {
             passed_over |= level.admit(field, next.slot, next.era);
             from += 1;
         }
+        field.till.work = work(field, holder.depth);
         if let Some(guard) = level.reserve(field) {
             return (Some(guard), Tally::DecisionHit);
         }
@@ -67,7 +77,10 @@ fn prefer(field: &mut Field, pinned: &Guard) -> (Option<LoadGuard>, Tally) {
 fn look_up(field: &mut Field, pinned: &Guard) {
     let tree = field.reading.tree(field.want.kind);
     let (vitals, avoid) = (&field.till.shared.vitals, field.till.avoid);
-    let usable = |slot, _| vitals.usable(slot) && !avoid.contains(&slot);
+    let pool = field.pool;
+    // Groups share the tree of their model.
+    let member = |slot, era| pool.team.is_none() || pool.place(slot, era).is_some();
+    let usable = |slot, era| vitals.usable(slot) && !avoid.contains(&slot) && member(slot, era);
     field.till.shared.prefix.matched_in(tree, field.want.symbols, usable, &mut field.reading.found, pinned);
 }
 
@@ -130,6 +143,6 @@ impl Level {
     fn reserve(&mut self, field: &mut Field) -> Option<LoadGuard> {
         let Level { slots, eras, words, len } = self;
         let (slots, eras, words) = (&slots[..*len], &eras[..*len], &mut words[..*len]);
-        field.till.reserve(Candidates { slots, eras, words, start: &mut 0 })
+        field.till.reserve(Candidates { slots, eras, words, by: By::Load, start: &mut 0 })
     }
 }

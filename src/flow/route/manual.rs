@@ -6,7 +6,7 @@
 
 use super::{Field, close, least_load, random};
 use crate::config::Assignment;
-use crate::lane::view::CLOSED;
+use crate::lane::view::{By, CLOSED};
 use crate::limits::RESERVE_TRIES;
 use crate::metrics::Tally;
 use crate::shared::load::LoadGuard;
@@ -65,5 +65,5 @@ fn smallest_group(field: &mut Field) -> Option<LoadGuard> {
             words[at] = CLOSED;
         }
     }
-    field.reserve_of_all().or_else(|| least_load::choose(field))
+    field.reserve_of_all(By::Load).or_else(|| least_load::choose(field))
 }

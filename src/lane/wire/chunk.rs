@@ -80,6 +80,8 @@ impl Deref for Chunk {
 pub enum Outgoing {
     /// A buffer of the lane's.
     Heap(Vec<u8>),
+    /// The same, when more will be sent as soon as this is taken: the kernel may wait for that and send both as one.
+    Ahead(Vec<u8>),
     /// What was received, sent on from where it lies.
     Chunk(Chunk),
     /// A piece of a buffer that is kept for another attempt.
@@ -92,7 +94,7 @@ impl Deref for Outgoing {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Outgoing::Heap(v) => v,
+            Outgoing::Heap(v) | Outgoing::Ahead(v) => v,
             Outgoing::Chunk(c) => c,
             Outgoing::Shared(v, start, end) => &v[*start..*end],
             Outgoing::Static(s) => s,

@@ -35,6 +35,8 @@ const INBOX_BYTES: usize = 64 * 1024;
 /// Buffers of the ring that a stream may hold while nobody collects; what comes then is copied, so that a few
 /// clients that are not being listened to cannot keep the lane's buffers.
 const INBOX_BUFFERS: usize = 2;
+/// The same while a task is on its way to collect them.
+const INBOX_BUFFERS_AWAITED: usize = 8;
 /// `IORING_ENTER_GETEVENTS`: run deferred task work and make completions visible.
 const GETEVENTS: u32 = 1;
 /// Completions that nobody asks for (cancel, close).
@@ -112,6 +114,8 @@ struct Op {
     inbox: Inbox,
     /// A cancellation is on its way.
     stopping: bool,
+    /// A task was woken to collect what a stream received, and has not come yet.
+    awaited: bool,
 }
 
 /// Arrivals of a stream in their order.
@@ -124,9 +128,10 @@ struct Inbox {
 }
 
 impl Inbox {
-    fn push(&mut self, lent: Lent, len: usize) {
+    fn push(&mut self, lent: Lent, len: usize, awaited: bool) {
         self.bytes += len;
-        if self.copied.is_empty() && self.lent.len() < INBOX_BUFFERS {
+        let most = if awaited { INBOX_BUFFERS_AWAITED } else { INBOX_BUFFERS };
+        if self.copied.is_empty() && self.lent.len() < most {
             self.lent.push_back((lent, len));
         } else {
             self.copied.extend_from_slice(&lent.bytes()[..len]);
@@ -200,7 +205,8 @@ impl Core {
 fn send_entry(fd: &Fd, what: &Outgoing, offset: usize) -> squeue::Entry {
     let bytes = &what[offset..];
     let len = bytes.len().min(u32::MAX as usize) as u32;
-    opcode::Send::new(types::Fd(fd.raw()), bytes.as_ptr(), len).flags(libc::MSG_NOSIGNAL).build()
+    let more = if matches!(what, Outgoing::Ahead(_)) { libc::MSG_MORE } else { 0 };
+    opcode::Send::new(types::Fd(fd.raw()), bytes.as_ptr(), len).flags(libc::MSG_NOSIGNAL | more).build()
 }
 
 /// A lane's ring.
@@ -291,7 +297,8 @@ impl Ring {
         core.generation = core.generation.wrapping_add(1);
         let generation = core.generation;
         let inbox = Inbox::default();
-        let key = core.ops.insert(Op { generation, state: State::Quiet, keep, inbox, stopping: false }) as u32;
+        let (state, stopping, awaited) = (State::Quiet, false, false);
+        let key = core.ops.insert(Op { generation, state, keep, inbox, stopping, awaited }) as u32;
         let id = OpId { key, generation };
         self.push(&mut core, entry.user_data(id.user_data()));
         id
@@ -340,6 +347,7 @@ impl Ring {
     pub fn poll_stream(&self, id: OpId, cx: &mut Context<'_>) -> Poll<Arrival> {
         let mut core = self.core.borrow_mut();
         let op = core.op(id);
+        op.awaited = false;
         if let Some(chunk) = op.inbox.pop() {
             return Poll::Ready(Arrival::Bytes(chunk));
         }
@@ -574,12 +582,13 @@ impl Ring {
             if cqueue::more(cqe.flags()) {
                 let lent = self.lend(cqe.flags());
                 if let (Some(lent), false) = (lent, matches!(op.state, State::Orphan)) {
-                    op.inbox.push(lent, cqe.result().max(0) as usize);
+                    if let State::Wait(w) = std::mem::replace(&mut op.state, State::Quiet) {
+                        op.awaited = true;
+                        woken.push(w);
+                    }
+                    op.inbox.push(lent, cqe.result().max(0) as usize, op.awaited);
                     if op.inbox.bytes > INBOX_BYTES && !op.stopping {
                         full.push(key);
-                    }
-                    if let State::Wait(w) = std::mem::replace(&mut op.state, State::Quiet) {
-                        woken.push(w);
                     }
                 }
                 continue;

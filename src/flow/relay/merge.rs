@@ -1,0 +1,154 @@
+//! An answer that is not passed on as it came: a decode worker's, with what the prefill said of the prompt put in.
+//!
+//! Takes the answer and what is put in, gives an outcome like relay's own. Never holds more of a stream than one event,
+//! never passes on an answer in one piece before it is whole.
+
+use super::logprobs::{Prefilled, Stream};
+use super::{Event, Framing, collect, drain, finish, wait};
+use crate::fault::{Fault, What};
+use crate::flow::passage::{Answer, Client, Outcome, Request};
+use crate::http1::{self, AnswerBody, Version};
+use crate::lane::Lane;
+use crate::lane::wire::{Conn, Outgoing, Wire};
+
+/// Passes the answer on to its last byte, with the log probabilities of the prompt.
+///
+/// # Errors
+/// A fault that shows before the client has seen a byte.
+pub async fn merged<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &Request,
+    answer: Answer<W::Conn>,
+    prefilled: Prefilled,
+) -> Result<Outcome<W::Conn>, Fault> {
+    match request.ask.stream {
+        true => stream(lane, client, request, answer, Stream::new(prefilled)).await,
+        false => whole(lane, client, request, answer, &prefilled).await,
+    }
+}
+
+async fn whole<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &Request,
+    answer: Answer<W::Conn>,
+    prefilled: &Prefilled,
+) -> Result<Outcome<W::Conn>, Fault> {
+    let head_bytes = answer.chunk[..answer.head_len].to_vec();
+    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+    let mut body = Vec::new();
+    let (conn, head) = drain(lane, Some(client), answer, &client.timer, deadline, Some(&mut body)).await?;
+    let mut merged = Vec::new();
+    if !prefilled.merge_json(&body, &mut merged) {
+        merged = body;
+    }
+    let mut out = lane.buffers.take();
+    begin(lane, request, &head, &head_bytes, AnswerBody::Length(merged.len() as u64), &mut out);
+    out.extend_from_slice(&merged);
+    client.send(lane, Outgoing::Heap(out));
+    request.answered_us.set(lane.wire.now_us());
+    request.body_begun.set(true);
+    Ok(finish(lane, client, request, false, Ok(()), conn, head).await)
+}
+
+/// Writes the head, and notes what becomes of the client's connection.
+fn begin<W: Wire>(
+    lane: &Lane<W>,
+    request: &Request,
+    head: &http1::ResponseHead,
+    bytes: &[u8],
+    framing: AnswerBody,
+    out: &mut Vec<u8>,
+) {
+    let keep_alive = request.keep_alive.get() && framing != AnswerBody::UntilClose && !lane.is_draining();
+    request.keep_alive.set(keep_alive);
+    let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
+    http1::response_head(out, head, bytes, &told);
+}
+
+async fn stream<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &Request,
+    answer: Answer<W::Conn>,
+    mut events: Stream,
+) -> Result<Outcome<W::Conn>, Fault> {
+    let Answer { conn, head, mut chunk, head_len } = answer;
+    let chunked = request.head.version != Version::H10;
+    let mut out = lane.buffers.take();
+    let framing = if chunked { AnswerBody::Chunked } else { AnswerBody::UntilClose };
+    begin(lane, request, &head, &chunk[..head_len], framing, &mut out);
+    chunk.advance(head_len);
+    client.fragile.set(!chunked);
+    let mut frame = Framing::new(head.body);
+    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+    let (mut piece, mut text) = (Vec::new(), Vec::new());
+    let mut excess = false;
+    let ended = loop {
+        piece.clear();
+        text.clear();
+        let done = match frame.unpack(&chunk, &mut piece) {
+            Ok(taken) => {
+                excess = taken.len < chunk.len();
+                taken.done
+            }
+            Err(fault) => break Err(fault),
+        };
+        events.push(&piece, &mut text);
+        if done {
+            events.finish(&mut text);
+        }
+        if !text.is_empty() {
+            request.body_begun.set(true);
+            if chunked {
+                http1::chunk(&mut out, &text);
+            } else {
+                out.extend_from_slice(&text);
+            }
+        }
+        if done && chunked {
+            out.extend_from_slice(http1::LAST_CHUNK);
+        }
+        if !out.is_empty() {
+            client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
+        }
+        if request.answered_us.get() == 0 {
+            request.answered_us.set(lane.wire.now_us());
+        }
+        if done {
+            break Ok(());
+        }
+        chunk = match wait(lane, client, &conn, deadline).await {
+            Event::Next(chunk) => chunk,
+            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => {
+                text.clear();
+                events.finish(&mut text);
+                if chunked {
+                    if !text.is_empty() {
+                        http1::chunk(&mut out, &text);
+                    }
+                    out.extend_from_slice(http1::LAST_CHUNK);
+                } else {
+                    out.extend_from_slice(&text);
+                }
+                // The last send must be over before another begins.
+                if client.flush(lane).await.is_err() {
+                    break Err(What::ClientLeft);
+                }
+                client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
+                break Ok(());
+            }
+            Event::WorkerEnded(_) => break Err(What::Cut),
+            Event::Fault(fault) => break Err(fault),
+        };
+    };
+    let reusable = ended.is_ok()
+        && head.keep_alive
+        && !excess
+        && !matches!(frame, Framing::UntilClose)
+        && !conn.is_sending()
+        && collect(lane, &conn);
+    let conn = reusable.then_some(conn);
+    Ok(finish(lane, client, request, !chunked, ended, conn, head).await)
+}
