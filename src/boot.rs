@@ -37,16 +37,22 @@ impl Gateway {
     ///
     /// # Errors
     /// One line for people: what failed and what to change.
-    pub fn start(config: Config) -> Result<Gateway, String> {
+    pub fn start(mut config: Config) -> Result<Gateway, String> {
         host::raise_nofile();
         host::report_nofile();
         let cores = host::lane_cores(&config.cores)?;
         host::try_files(cores.len())?;
         let mode = host::probe_ring()?;
+        if config.max_connections_per_lane == 0 {
+            config.max_connections_per_lane = host::connections_per_lane(cores.len());
+        }
         let config = Arc::new(config);
         let listeners = host::listen(&config, cores.len())?;
         let address = listeners[0].local_addr().map_err(|e| format!("the listening address cannot be read: {e}"))?;
         let shared = Shared::leak_with(cores.len(), config.routing.prefix_memory_bytes);
+        shared.admission.open(config.max_concurrent_requests, config.queue_size);
+        shared.load.limit(config.max_requests_per_worker);
+        shared.vitals.set_rules(config.breaker);
         if Role::ALL.iter().any(|role| config.policy_of(*role).wants_ring()) {
             shared.roster.make_rings();
         }
@@ -91,6 +97,7 @@ impl Gateway {
             lanes = cores.len(),
             cores = ?cores,
             control_core = %control_core.map_or("none".to_owned(), |core| core.to_string()),
+            connections_per_lane = gateway.config.max_connections_per_lane,
             ring = mode.name(),
             workers = gateway.config.workers.len(),
             "corelane serves"

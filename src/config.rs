@@ -3,6 +3,7 @@
 //! Takes arguments, environment and a TOML file, gives one [`Config`] or every mistake at once. Never starts
 //! anything and never reads the clock.
 
+mod breaker;
 pub mod environment;
 pub mod flags;
 mod given;
@@ -22,6 +23,7 @@ mod workers;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+pub use breaker::Breaker;
 pub use load::{Loaded, Setting, load};
 pub use mistakes::{Mistake, Origin, Wrong, nearest, quote};
 pub use routing::{Assignment, BalanceMode, Policy, Routing, Secret};
@@ -182,6 +184,24 @@ pub struct Retry {
     pub budget: f64,
 }
 
+/// How answers pass from workers to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relay {
+    /// What is known to be large is moved by the kernel, the rest is copied.
+    Auto,
+    /// Every byte of payload is moved by the kernel.
+    Splice,
+    /// Everything is copied.
+    Copy,
+}
+
+impl Relay {
+    /// All of them, in the order of [`Relay::NAMES`].
+    pub const ALL: &'static [Relay] = &[Relay::Auto, Relay::Splice, Relay::Copy];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["auto", "splice", "copy"];
+}
+
 /// One worker as configured.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
@@ -198,6 +218,10 @@ pub struct WorkerSpec {
     pub bootstrap_port: Option<u16>,
     /// Data-parallel ranks, each routed to on its own; `None`: asked for where `dp_aware` is on, else one.
     pub dp_size: Option<u32>,
+    /// Where it is probed; `None`: where all are.
+    pub health_endpoint: Option<String>,
+    /// How long it may take to answer a probe; `None`: as long as all.
+    pub health_timeout: Option<Duration>,
 }
 
 impl WorkerSpec {
@@ -212,6 +236,8 @@ impl WorkerSpec {
             group: String::new(),
             bootstrap_port: None,
             dp_size: None,
+            health_endpoint: None,
+            health_timeout: None,
         }
     }
 }
@@ -227,6 +253,8 @@ impl std::fmt::Debug for WorkerSpec {
             .field("group", &self.group)
             .field("bootstrap_port", &self.bootstrap_port)
             .field("dp_size", &self.dp_size)
+            .field("health_endpoint", &self.health_endpoint)
+            .field("health_timeout", &self.health_timeout)
             .field("api_key", &self.api_key.as_ref().map(|_| "(hidden)"))
             .finish()
     }
@@ -265,6 +293,8 @@ pub struct Config {
     /// Engines are asked for their data-parallel size, and each rank is chosen on its own.
     pub dp_aware: bool,
     pub routing: Routing,
+    /// When a worker's circuit breaker opens and closes.
+    pub breaker: Breaker,
     /// Secret by which a request may name its worker; `None`: none may.
     pub target_worker_secret: Option<Secret>,
     /// Model whose workers serve requests that name none; `None`: any worker does.
@@ -282,6 +312,11 @@ pub struct Config {
     /// A client that takes nothing for this long is cut.
     pub write_stall_timeout: Duration,
     pub half_close: HalfClose,
+    pub relay: Relay,
+    /// Pipes that a lane has at most, for bytes that are moved by the kernel.
+    pub pipes_per_lane: usize,
+    /// What each of them is asked to hold.
+    pub pipe_bytes: usize,
     /// From the sending of a prefill leg to the first byte of its answer; zero: no limit.
     pub prefill_first_byte_timeout: Duration,
     /// The same for a decode leg.
@@ -302,6 +337,18 @@ pub struct Config {
     pub retry: Retry,
     /// Memory for buffered request bodies of the whole process.
     pub body_memory_bytes: u64,
+    /// Keys of which a client must bring one; empty: none has to.
+    pub api_keys: Vec<Secret>,
+    /// Requests that may go to workers at a time; 0: no limit.
+    pub max_concurrent_requests: u32,
+    /// Requests that may wait for that.
+    pub queue_size: u32,
+    /// For so long.
+    pub queue_timeout: Duration,
+    /// Requests that one worker may have at a time; 0: no limit.
+    pub max_requests_per_worker: u32,
+    /// Client connections of a lane; 0: as the limit of descriptors allows.
+    pub max_connections_per_lane: u32,
     pub backlog: u32,
     pub metrics_host: IpAddr,
     pub metrics_port: u16,
@@ -368,6 +415,7 @@ impl Config {
             connector: Connector::Nixl,
             dp_aware: false,
             routing: Routing::BLANK,
+            breaker: Breaker { on: true, failures: 0, successes: 0, open_s: 0, window_s: 0 },
             target_worker_secret: None,
             default_model: None,
             extra_routes: Vec::new(),
@@ -381,6 +429,9 @@ impl Config {
             connect_timeout: Duration::ZERO,
             write_stall_timeout: Duration::ZERO,
             half_close: HalfClose::Abort,
+            relay: Relay::Auto,
+            pipes_per_lane: 0,
+            pipe_bytes: 0,
             prefill_first_byte_timeout: Duration::ZERO,
             decode_first_byte_timeout: Duration::ZERO,
             stall_timeout: Duration::ZERO,
@@ -392,6 +443,12 @@ impl Config {
             max_attempts: 0,
             retry: Retry::default(),
             body_memory_bytes: 0,
+            api_keys: Vec::new(),
+            max_concurrent_requests: 0,
+            queue_size: 0,
+            queue_timeout: Duration::ZERO,
+            max_requests_per_worker: 0,
+            max_connections_per_lane: 0,
             backlog: 0,
             metrics_host: nowhere,
             metrics_port: 0,
@@ -422,10 +479,14 @@ mod tests {
         assert_eq!(config.request_timeout, Duration::from_secs(1800));
         assert_eq!(config.max_attempts, 5);
         assert_eq!((config.health_failures, config.health_successes), (3, 2));
+        assert_eq!((config.max_concurrent_requests, config.queue_size), (0, 100));
+        assert_eq!((config.queue_timeout, config.max_requests_per_worker), (Duration::from_secs(60), 0));
+        assert!(config.api_keys.is_empty());
         assert_eq!(config.request_id_headers, ["x-request-id", "x-correlation-id", "x-trace-id", "request-id"]);
         assert!(config.health_check && config.cores.is_empty() && config.default_model.is_none());
         assert_eq!(config.workers.len(), 1);
         assert_eq!((config.policy, config.routing), (Policy::CacheAware, Routing::DEFAULT));
+        assert_eq!(config.breaker, Breaker::DEFAULT);
     }
 
     #[test]
@@ -435,6 +496,7 @@ mod tests {
         assert_eq!(BalanceMode::ALL.len(), BalanceMode::NAMES.len());
         assert_eq!(Assignment::ALL.len(), Assignment::NAMES.len());
         assert_eq!(HalfClose::ALL.len(), HalfClose::NAMES.len());
+        assert_eq!(Relay::ALL.len(), Relay::NAMES.len());
         assert_eq!(Engine::ALL.len(), Engine::NAMES.len());
         assert_eq!(Connector::ALL.len(), Connector::NAMES.len());
         assert_eq!(ClientLeaves::ALL.len(), ClientLeaves::NAMES.len());

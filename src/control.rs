@@ -12,6 +12,7 @@ pub mod learn;
 pub mod prefix;
 pub mod probe;
 pub mod resolve;
+pub mod window;
 
 use std::io;
 use std::net::SocketAddr;
@@ -118,7 +119,7 @@ async fn serve(
     if is_open_with_keys(&config) {
         tracing::warn!(
             host = %config.host,
-            "clients are not authenticated, and whoever reaches this address uses the workers' api keys: keep it behind a \
+            "clients need no key (--api-key), and whoever reaches this address uses the workers' api keys: keep it behind a \
              firewall or a proxy that checks them"
         );
     }
@@ -152,9 +153,11 @@ async fn serve(
     admin.abort();
 }
 
-/// Whether anybody beyond this host may use the workers' keys.
+/// Whether anybody beyond this host may use the workers' keys without one of their own.
 fn is_open_with_keys(config: &Config) -> bool {
-    !config.host.to_canonical().is_loopback() && config.workers.iter().any(|w| w.api_key.is_some())
+    config.api_keys.is_empty()
+        && !config.host.to_canonical().is_loopback()
+        && config.workers.iter().any(|w| w.api_key.is_some())
 }
 
 /// Registers a worker and starts to look after it.
@@ -183,6 +186,8 @@ fn welcome(
         url: spec.url.as_str().into(),
         endpoint,
         api_key: spec.api_key.as_deref().map(Into::into),
+        health_endpoint: spec.health_endpoint.as_deref().unwrap_or(&config.health_endpoint).into(),
+        health_timeout: spec.health_timeout.unwrap_or(config.health_timeout),
         ask_models: spec.models.is_empty(),
         ask_size: config.dp_aware && spec.dp_size.is_none(),
         bootstrap_port: fleet::needs_engine_id(spec).then(|| spec.bootstrap_port.unwrap_or(MOONCAKE_PORT)),
@@ -207,6 +212,10 @@ pub(crate) struct Tended {
     url: Box<str>,
     endpoint: Endpoint,
     api_key: Option<Box<str>>,
+    /// Where it is probed.
+    health_endpoint: Box<str>,
+    /// How long it may take to answer.
+    health_timeout: Duration,
     ask_models: bool,
     /// Its data-parallel size has to be learnt.
     ask_size: bool,
@@ -242,7 +251,7 @@ impl Tended {
     async fn get(&self, path: &str) -> Result<Reply, Failure> {
         let addrs = self.addrs.borrow().clone().unwrap_or_default();
         let path = format!("{}{path}", self.endpoint.prefix);
-        fetch::get(&addrs, &self.endpoint.authority, &path, self.api_key.as_deref(), self.config.health_timeout).await
+        fetch::get(&addrs, &self.endpoint.authority, &path, self.api_key.as_deref(), self.health_timeout).await
     }
 
     /// Returns when the first look-up has ended, well or not.
@@ -310,6 +319,7 @@ impl Tended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
     #[test]
     fn open_doors_are_warned_of_only_where_there_are_keys() {
@@ -326,6 +336,8 @@ mod tests {
             config.host = host.parse().expect("an address");
             config.workers[0].api_key = key.map(str::to_owned);
             assert_eq!(is_open_with_keys(&config), warns, "{host} {key:?}");
+            let asks = Config { api_keys: vec![Secret::new("ours")], ..config.clone() };
+            assert!(!is_open_with_keys(&asks), "{host} {key:?}");
         }
     }
 }

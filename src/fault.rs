@@ -10,6 +10,7 @@ use std::fmt::{self, Write as _};
 pub enum Where {
     Receive,
     Inspect,
+    Admit,
     Route,
     Dispatch,
     Relay,
@@ -79,17 +80,23 @@ faults! {
     HeadTimeout        = Receive  Client  408 "head_timeout"              false "The request head did not arrive in time.";
     BodyTimeout        = Receive  Client  408 "body_timeout"              false "The request body did not arrive in time.";
     ClientGone         = Receive  Client  0   "client_gone"               false "The client closed the connection.";
+    TooManyConnections = Receive  Gateway 503 "too_many_connections"      false "The gateway has as many connections as it is allowed to.";
+    InvalidApiKey      = Receive  Client  401 "invalid_api_key"           false "The API key is missing or not valid.";
     PathUnknown        = Receive  Client  404 "not_found"                 false "No such route.";
     MethodNotAllowed   = Receive  Client  405 "method_not_allowed"        false "This route does not support the method.";
     BadJson            = Inspect  Client  400 "invalid_json"              false "The body is not valid JSON.";
     BadField           = Inspect  Client  400 "invalid_field"             false "A field of the body has the wrong type.";
     PairSamples        = Inspect  Client  400 "samples_not_supported"     false "Several samples of a prompt (`n` above 1) are not supported with SGLang prefill/decode pairs: send a request for each.";
     BadMultipart       = Inspect  Client  400 "invalid_multipart"         false "The body is not valid multipart/form-data.";
+    QueueFull          = Admit    Gateway 429 "queue_full"                false "The gateway has as many requests as it is allowed to, and as many wait.";
+    QueueTimeout       = Admit    Gateway 408 "queue_timeout"             false "The request waited too long for others to end.";
     ModelUnknown       = Route    Client  404 "model_not_found"           false "No worker serves this model.";
     NoWorker           = Route    Gateway 503 "no_usable_worker"          false "No worker is usable at the moment.";
+    WorkersFull        = Route    Gateway 429 "workers_full"              false "All usable workers have as many requests as they are allowed to.";
     ShuttingDown       = Route    Gateway 503 "shutting_down"             false "The gateway is shutting down.";
     ConnectFailed      = Dispatch Worker  502 "worker_unreachable"        true  "The worker could not be reached.";
     ConnectTimeout     = Dispatch Worker  504 "worker_connect_timeout"    true  "The worker did not accept the connection in time.";
+    OutOfDescriptors   = Dispatch Gateway 503 "out_of_descriptors"        false "The gateway has no file descriptor left for a connection to a worker.";
     StaleConnection    = Dispatch Gateway 502 "stale_connection"          false "A kept connection to the worker turned out dead, and there was no further attempt.";
     WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
@@ -112,6 +119,7 @@ impl Where {
         match self {
             Where::Receive => "receive",
             Where::Inspect => "inspect",
+            Where::Admit => "admit",
             Where::Route => "route",
             Where::Dispatch => "dispatch",
             Where::Relay => "relay",

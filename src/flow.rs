@@ -1,9 +1,9 @@
 //! The walk of one request. The only file that knows the order of the rooms; whoever reads it has read the proxy.
 //!
 //! ```text
-//! client ─▶ accept ─▶ receive ─▶ inspect ─▶ route ─▶ dispatch ─▶ relay ─▶ settle ─▶ next request, or close
-//!                                             ▲          │
-//!                                             └──────────┘  another attempt: bounded, only before the first byte
+//! client ─▶ accept ─▶ receive ─▶ inspect ─▶ admit ─▶ route ─▶ dispatch ─▶ relay ─▶ settle ─▶ next request, or close
+//!                                                       ▲          │
+//!                                                       └──────────┘  another attempt: bounded, only before the first byte
 //! ```
 //!
 //! A request that two workers serve, prefill and decode, walks the same rooms; how its two legs keep step stands in
@@ -13,6 +13,7 @@
 //! connection that is idle, never lets a load guard outlive its leg, never ends a cut answer cleanly.
 
 pub mod accept;
+pub mod admit;
 pub mod dispatch;
 pub mod inspect;
 pub mod local;
@@ -127,6 +128,19 @@ impl<W: Wire> Flow<W> {
         }
     }
 
+    /// Tells a client that there is no room for its connection, whatever it is going to ask.
+    pub async fn turn_away(self: Rc<Self>, conn: W::Conn, peer: SocketAddr) {
+        let lane = &*self.lane;
+        let client = Client { conn, peer, timer: lane.timers.timer(), fragile: Cell::new(false) };
+        lane.tallies().fault(What::TooManyConnections);
+        let mut out = lane.buffers.take();
+        http1::error(&mut out, &What::TooManyConnections.into(), &Extra::default());
+        client.send(lane, Outgoing::Heap(out));
+        if client.flush(lane).await.is_ok() {
+            receive::linger(lane, &client).await;
+        }
+    }
+
     /// One request, from its first byte to the last of its answer.
     async fn walk(&self, client: &Client<W::Conn>, request: &mut Request, first: crate::lane::wire::Chunk) -> Then {
         let lane = &*self.lane;
@@ -142,7 +156,12 @@ impl<W: Wire> Flow<W> {
             give_way().await;
         }
         match request.answerer {
-            Answer::Worker | Answer::AnyWorker | Answer::Holder => self.proxy(client, request).await,
+            Answer::Worker | Answer::AnyWorker | Answer::Holder => {
+                if let Err(fault) = admit::admit(lane, client, request).await {
+                    return self.refuse(client, request, fault).await;
+                }
+                self.proxy(client, request).await
+            }
             by => {
                 let mut out = lane.buffers.take();
                 let status = local::answer(lane, request, by, &mut out);
@@ -180,7 +199,7 @@ impl<W: Wire> Flow<W> {
                 }
                 Err(fault) => {
                     settle::judge(lane, guard.slot(), Err(fault.what));
-                    let pause = self.after_fault(request, guard.slot(), &fault);
+                    let pause = self.after_fault(request, guard.slot(), &fault, false);
                     drop(guard);
                     match pause {
                         Some(pause) => pause,

@@ -4,10 +4,12 @@
 //! (`Rc`, `Cell`), never shares anything but through [`crate::shared`].
 
 pub mod buffers;
+pub mod pipes;
 pub mod pool;
 pub mod spawn;
 pub mod timers;
 pub mod view;
+pub mod waiters;
 pub mod wire;
 
 use std::cell::RefCell;
@@ -20,10 +22,12 @@ use crate::shared::drain::Phase;
 use crate::shared::{Shared, tallies};
 
 use buffers::Buffers;
+use pipes::Pipes;
 use pool::Pool;
 use timers::Timers;
 use view::View;
-use wire::Wire;
+use waiters::Waiters;
+use wire::{Conn, Wire};
 
 /// One data-plane core.
 pub struct Lane<W: Wire> {
@@ -35,8 +39,11 @@ pub struct Lane<W: Wire> {
     pub timers: Rc<Timers>,
     pub buffers: Buffers,
     pub pool: Pool<W::Conn>,
+    pub pipes: Pipes<<W::Conn as Conn>::Pipe>,
     pub view: RefCell<View>,
     pub rng: RefCell<fastrand::Rng>,
+    /// Who waits in the queue of the admission.
+    pub waiters: Waiters,
 }
 
 impl<W: Wire> Lane<W> {
@@ -54,12 +61,14 @@ impl<W: Wire> Lane<W> {
             index,
             shared,
             pool: Pool::new(config.pool_idle.as_micros() as u64, config.pool_size),
+            pipes: Pipes::new(config.pipes_per_lane, config.pipe_bytes),
             config,
             wire,
             timers,
             buffers: Buffers::default(),
             view: RefCell::new(View::new(index, shared, default_model)),
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            waiters: Waiters::default(),
         }
     }
 

@@ -36,6 +36,10 @@ pub const RING_NODES: usize = 150;
 pub const HEAD_SYMBOLS: usize = 16;
 /// Sticky routing keys that are remembered.
 pub const STICKY_KEYS: usize = 256 * 1024;
+/// Requests that a worker with a half-open breaker gets at a time.
+pub const MAX_TRIALS: u32 = 3;
+/// Fewest outcomes in the breaker's window of which a share of failures says anything.
+pub const MIN_OUTCOMES: u64 = 20;
 /// Failed compare-and-swap tries of one selection before it takes what it has with an unconditional add.
 pub const RESERVE_TRIES: usize = 8;
 
@@ -43,6 +47,20 @@ pub const RESERVE_TRIES: usize = 8;
 pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
 /// Receive buffers a lane registers with its ring; a power of two (the kernel masks the index).
 pub const RECV_BUFFERS: usize = 1024;
+/// Payload of at least this length is moved by the kernel instead of being copied, when that much is known to come:
+/// where both cost the same with chunks (tuning/README.md has the table).
+pub const SPLICE_BYTES: usize = 32 * 1024;
+/// Least that a pipe must hold to be of use: what pipes hold by default.
+pub const PIPE_BYTES: usize = 64 * 1024;
+/// Spliced bytes after which other connections of the lane get a turn.
+pub const SPLICE_TURN_BYTES: u64 = 1024 * 1024;
+/// Bytes that an answer copies before it asks for a pipe again, when there was none.
+pub const PIPELESS_BYTES: u64 = 1024 * 1024;
+/// How far a worker's answer is looked into for the end of its head, when what follows shall stay in the kernel.
+pub const HEAD_SIGHT_BYTES: usize = 4 * 1024;
+/// The same for what stands between two chunks: line ends, 16 digits, and some of the next chunk, which tells that it
+/// is there.
+pub const FRAME_SIGHT_BYTES: usize = 32;
 /// Entries of a lane's submission queue.
 pub const RING_ENTRIES: u32 = 4096;
 /// Entries of a lane's completion queue; the kernel keeps overflow, so this is about speed only.
@@ -57,6 +75,12 @@ pub const MAX_TARGET_BYTES: usize = 8 * 1024;
 pub const MAX_REQUEST_ID_BYTES: usize = 256;
 /// Longest chunk-size line of chunked coding, extensions included, in bytes.
 pub const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
+/// Bytes of chunk extensions that one request body may have in all.
+pub const MAX_CHUNK_EXTENSION_BYTES: u64 = 16 * 1024;
+/// Bytes of chunk framing that a request body may have besides [`CHUNK_FRAMING_FACTOR`] times its payload.
+pub const MAX_CHUNK_FRAMING_BYTES: u64 = 64 * 1024;
+/// Bytes of chunk framing for a byte of payload: chunks of one byte take 5, chunks of a token 1 or 2.
+pub const CHUNK_FRAMING_FACTOR: u64 = 8;
 /// Longest trailer section in bytes.
 pub const MAX_TRAILER_BYTES: usize = 16 * 1024;
 /// Deepest nesting of a JSON body (the peers' parser, Python's, gives up near 1000).
@@ -88,3 +112,5 @@ const _: () = assert!(MAX_DP_SIZE as usize <= MAX_WORKERS);
 const _: () = assert!(RECV_BUFFERS.is_power_of_two() && RECV_BUFFERS <= 32768);
 const _: () = assert!(RING_COMPLETIONS >= RING_ENTRIES);
 const _: () = assert!(BODY_TURN_BYTES >= RECV_BUFFER_BYTES);
+const _: () = assert!(SPLICE_BYTES > RECV_BUFFER_BYTES && SPLICE_BYTES <= PIPE_BYTES);
+const _: () = assert!(SPLICE_TURN_BYTES >= PIPE_BYTES as u64);

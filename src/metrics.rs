@@ -66,16 +66,23 @@ computed! {
     Faults           Counter   "corelane_faults"             ["code"]              "Faults met, by the code that the client is told, where it is told one.";
     FirstByte        Histogram "corelane_first_byte_seconds" []                    "Seconds from a request's first byte to its answer's first byte.";
     RequestSeconds   Histogram "corelane_request_seconds"    []                    "Seconds from a request's first byte to its answer's last byte.";
+    QueueSeconds     Histogram "corelane_queue_seconds"      []                    "Seconds that requests spent in the queue of max_concurrent_requests, let in or not; those that did not have to wait are not among them.";
+    QueueLength      Gauge     "corelane_queue_length"       []                    "Requests in the queue of max_concurrent_requests.";
+    PermitsInUse     Gauge     "corelane_permits_in_use"     []                    "Requests that are let in by max_concurrent_requests and have not ended; 0 without a limit.";
     WorkerInFlight   Gauge     "corelane_worker_inflight"    ["worker", "role"]    "Requests that the worker has now.";
     WorkerSelected   Counter   "corelane_worker_selected"    ["worker", "role"]    "Times the worker was chosen.";
     WorkerResponses  Counter   "corelane_worker_responses"   ["worker", "role", "status"] "Answers of the worker that were passed on, by class of status; 429 and 503 (it has enough to do) stand alone, `cut`: broken off, by either side. Only what happened is shown.";
     WorkerUp         Gauge     "corelane_worker_up"          ["worker", "role"]    "1 while the worker may be given requests, else 0.";
+    WorkerFlips      Counter   "corelane_worker_health_transitions" ["worker", "role", "to"] "Times that what the probes think of the worker came to a state. Only what happened is shown.";
+    BreakerState     Gauge     "corelane_worker_breaker_state" ["worker", "role"] "Where the worker's circuit breaker stands: 0 closed, 1 half-open, 2 open.";
+    BreakerMoves     Counter   "corelane_breaker_transitions" ["worker", "role", "to"] "Times that the worker's circuit breaker came to a state. Only what happened is shown.";
     Workers          Gauge     "corelane_workers"            ["state"]             "Workers by what the probes think of them.";
     PrefixBytes      Gauge     "corelane_prefix_bytes"       []                    "Memory of the prefix trees, with what waits to be freed.";
     PrefixNodes      Gauge     "corelane_prefix_nodes"       []                    "Nodes of the prefix trees.";
     PrefixOwners     Gauge     "corelane_prefix_owners"      []                    "Workers noted at nodes of the prefix trees.";
     PrefixTrims      Counter   "corelane_prefix_trims"       []                    "Nodes that were forgotten, for age, for want of memory, or because nobody owned them any more.";
     PrefixMerges     Counter   "corelane_prefix_merges"      []                    "Nodes that were merged with their only child.";
+    Pipes            Gauge     "corelane_pipes"              ["state"]             "Pipes of the lanes: `used`, by an answer that is being spliced, or `resting`. As of the last half second.";
     LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
 }
 
@@ -103,6 +110,7 @@ lane_counters! {
     ClientBytesIn       "corelane_bytes"               r#"direction="in""#        "Bytes received from and sent to clients.";
     ClientBytesOut      "corelane_bytes"               r#"direction="out""#       "Bytes received from and sent to clients.";
     Accepted            "corelane_connections_accepted" ""                         "Client connections accepted.";
+    TurnedAway          "corelane_connections_turned_away" ""                      "Client connections that were answered with 503 or closed, because their lane had max_connections_per_lane.";
     HandedOver          "corelane_connections_handed_over" ""                      "Client connections given to a lane with fewer.";
     AcceptErrors        "corelane_accept_errors"       ""                          "Accepts that failed (descriptors or memory short).";
     Connects            "corelane_upstream_connects"   ""                          "Attempts to open a connection to a worker.";
@@ -122,6 +130,9 @@ lane_counters! {
     DecisionImbalanced  "corelane_cache_decisions"     r#"reason="imbalanced""#    "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode).";
     Keyless             "corelane_keyless"             ""                          "Requests that a policy could not tell by a key, because they have no routing key or no whole block of a prompt; they go by least load.";
     PrefixRefused       "corelane_prefix_insertions_refused" ""                    "Prefixes of which a part was not remembered, for want of memory.";
+    RelayCopied         "corelane_relay_bytes"         r#"path="copy",direction="down""#   "Payload bytes of workers' answers that went to clients: copied, or moved within the kernel.";
+    RelaySpliced        "corelane_relay_bytes"         r#"path="splice",direction="down""# "Payload bytes of workers' answers that went to clients: copied, or moved within the kernel.";
+    RelayEvents         "corelane_relay_events"        ""                          "Times something of a worker's answer was given to a client's socket.";
     NoBuffers           "corelane_ring_no_buffers"     ""                          "Receives that found the lane's buffer ring empty.";
     Enters              "corelane_ring_enters"         ""                          "System calls of the lanes' rings.";
     Completions         "corelane_ring_completions"    ""                          "Completions of the lanes' rings.";
@@ -180,10 +191,12 @@ pub fn status_label(status: u16) -> String {
 }
 
 impl Tally {
-    /// The fixed label of the row, as name and value.
-    pub fn label(self) -> Option<(&'static str, &'static str)> {
-        let (name, value) = self.row().1.split_once('=')?;
-        Some((name, value.trim_matches('"')))
+    /// The fixed labels of the row, as names and values.
+    pub fn labels(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.row().1.split(',').filter_map(|label| {
+            let (name, value) = label.split_once('=')?;
+            Some((name, value.trim_matches('"')))
+        })
     }
 }
 
@@ -195,11 +208,13 @@ pub fn table() -> Vec<Row<'static>> {
         if rows.iter().any(|r| r.name == name) {
             continue;
         }
-        let labels: &'static [&'static str] = match tally.label() {
-            None => &[],
-            Some(("direction", _)) => &["direction"],
-            Some(("reason", _)) => &["reason"],
-            Some((other, _)) => unreachable!("a label of lane counters without a place in the table: {other}"),
+        let names: Vec<&str> = tally.labels().map(|(name, _)| name).collect();
+        let labels: &'static [&'static str] = match names[..] {
+            [] => &[],
+            ["direction"] => &["direction"],
+            ["path", "direction"] => &["path", "direction"],
+            ["reason"] => &["reason"],
+            _ => unreachable!("labels of lane counters without a place in the table: {names:?}"),
         };
         rows.push(Row { name, kind: Kind::Counter, labels, help });
     }

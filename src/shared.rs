@@ -3,6 +3,7 @@
 //! Takes plain values from lanes and the control thread, gives them to each other. Never blocks, never
 //! does I/O, never holds anything that belongs to one core (`Rc`, `RefCell`). Each object names its writer.
 
+pub mod admission;
 mod atomic;
 pub mod buckets;
 pub mod drain;
@@ -29,7 +30,7 @@ pub struct Shared {
     pub roster: roster::Roster,
     /// In-flight counts and processed work by slot. Writers: every lane, through [`load::Load`].
     pub load: load::Load,
-    /// Health by slot. Writers: control (probes, pauses) and every lane (outcomes of requests).
+    /// Health and breaker by slot. Writers: control (probes, seconds, windows) and every lane (outcomes of requests).
     pub vitals: vitals::Vitals,
     /// Which worker has which prefix. Writers: route (inserts), control (trims, purges).
     pub prefix: prefix::Forest,
@@ -43,6 +44,8 @@ pub struct Shared {
     pub seed: u64,
     /// Counters, one cache-padded block a lane. Writer: that lane.
     pub tallies: tallies::Tallies,
+    /// Requests that may go to workers at a time, and who waits. Writers: admit, every lane.
+    pub admission: admission::Admission,
     /// Memory for buffered bodies. Writers: receive, every lane.
     pub memory: memory::Memory,
     /// New connections on their way to another lane. Writer: accept.
@@ -72,10 +75,38 @@ impl Shared {
             // The standard library's keys come from the operating system.
             seed: RandomState::new().build_hasher().finish(),
             tallies: tallies::Tallies::new(lanes),
+            admission: admission::Admission::new(lanes),
             memory: memory::Memory::default(),
             handover: handover::Handover::new(lanes),
             drain: drain::Drain::new(),
             readiness: readiness::Readiness::new(),
         }))
+    }
+
+    /// Opens the breaker of a slot's worker that would be open, if no more than half of each of its pools is out then.
+    /// Whether it did; also says no when another thread decides something of the kind: control tries again within a
+    /// second.
+    ///
+    /// That the half holds is sure: only who has the turn opens breakers, and it counts by the newest roster.
+    #[cold]
+    pub fn try_open(&self, slot: roster::Slot) -> bool {
+        let Some(turn) = self.vitals.turn() else { return false };
+        self.roster.snapshot().has_room_out(slot, &self.vitals) && turn.open(slot)
+    }
+
+    /// Makes breakers yield where pools have shrunk so that more than half of one is out (control only, after each
+    /// publication).
+    pub fn keep_half(&self) {
+        let turn = loop {
+            // Whoever has it gives it back within microseconds.
+            match self.vitals.turn() {
+                Some(turn) => break turn,
+                None => std::thread::yield_now(),
+            }
+        };
+        let snapshot = self.roster.snapshot();
+        while let Some(slot) = snapshot.too_many_out(&self.vitals) {
+            turn.make_yield(slot);
+        }
     }
 }

@@ -110,7 +110,7 @@ fn pairs_are_printed_so_that_they_can_be_read_again() {
     let file = Scratch::new(
         "pairs",
         "prefill = ['http://p:1 8998']\ndecode = ['http://d:1']\n[[workers]]\nurl = 'http://v:1'\nrole = 'prefill'\n\
-         backend = 'vllm'\nconnector = 'mooncake'\ngroup = 'g'\nbootstrap_port = 7\ndp_size = 2\n[[workers]]\n\
+         backend = 'vllm'\nconnector = 'mooncake'\ngroup = 'g'\nbootstrap_port = 7\ndp_size = 2\nhealth_endpoint = '/ready'\nhealth_timeout_secs = 2.5\n[[workers]]\n\
          url = 'http://w:1'\nrole = 'decode'\nbackend = 'vllm'\nconnector = 'mooncake'\ngroup = 'g'\n",
     );
     let first = corelane(&["check", "--print", "--config", file.path()], &[]);
@@ -118,7 +118,8 @@ fn pairs_are_printed_so_that_they_can_be_read_again() {
     let text = out(&first);
     for line in [
         "prefill = [\"http://p:1 8998\"]",
-        "backend = \"vllm\"\nconnector = \"mooncake\"\ngroup = \"g\"\nbootstrap_port = 7\ndp_size = 2\n",
+        "backend = \"vllm\"\nconnector = \"mooncake\"\ngroup = \"g\"\nbootstrap_port = 7\ndp_size = 2\nhealth_endpoint = \"/ready\"\n\
+         health_timeout_secs = 2.5\n",
         "# decode_policy is not set",
         "\n# Prefill/decode\n",
     ] {

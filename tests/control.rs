@@ -279,6 +279,29 @@ fn who_answers_clients_is_alive_unless_it_says_otherwise() {
 }
 
 #[test]
+fn a_worker_may_have_its_own_probe() {
+    let slow = Script::new();
+    slow.on("/ready", 200, "");
+    slow.on("/v1/models", 200, &models(&["m"]));
+    let hasty = Script::new();
+    hasty.does("/health", Deed::Silence);
+    let mut given = vec![spec(&slow.url, Role::Regular), spec(&hasty.url, Role::Regular)];
+    given[0].health_endpoint = Some("/ready".into());
+    given[1].health_timeout = Some(Duration::from_millis(20));
+    let mut config = config(given);
+    config.health_timeout = Duration::from_secs(60);
+    let plane = Plane::start(config);
+    eventually("ready", || plane.health(&slow.url) == Health::Ready);
+    assert_eq!(slow.times("/health"), 0);
+    eventually("its timeout is short", || hasty.times("/health") > 3);
+    let (_, _, page) = plane.get("/metrics");
+    let sample = |to: &str| {
+        format!(r#"corelane_worker_health_transitions_total{{worker="{}",role="regular",to="{to}"}} 1"#, slow.url)
+    };
+    assert!(page.contains(&sample("ready")) && !page.contains(&sample("unhealthy")), "{page}");
+}
+
+#[test]
 fn single_misses_do_not_flip() {
     let worker = Script::healthy("m");
     let mut config = config(vec![spec(&worker.url, Role::Regular)]);
@@ -477,6 +500,7 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
     let want = serde_json::json!({
         "id": second["id"], "url": worker.url, "role": "decode", "backend": "sglang", "group": "", "dp": null, "models": ["m"], "state": "ready",
         "in_flight": 0, "selected_total": 2, "reason": "its probes succeed", "failures_in_row": 0,
+        "breaker": "closed", "breaker_open_s": null, "breaker_trials": 0,
         "last_probe_ms_ago": second["last_probe_ms_ago"],
     });
     assert_eq!(*second, want);

@@ -555,6 +555,7 @@ fn forward() -> Forward<'static> {
         prefix: "",
         client: CLIENT,
         authorization: None,
+        own_keys: false,
         request_id: b"id-1",
         length: BodyLength::None,
         dp_rank: None,
@@ -588,6 +589,18 @@ fn end_to_end_fields_pass_and_the_rest_does_not() {
         "transfer-encoding: chunked\r\n\r\n",
     );
     assert_eq!(out, want);
+}
+
+#[test]
+fn keys_of_the_gateway_do_not_pass() {
+    let wire = with("Authorization: Bearer ours\r\nX-API-Key: ours\r\nAuthorization: Basic x\r\nAccept: a\r\n");
+    for authorization in [None, Some("worker")] {
+        let out = forwarded(&wire, &Forward { own_keys: true, authorization, ..forward() });
+        assert!(!out.contains("ours") && !out.contains("Basic") && out.contains("Accept: a\r\n"), "{out}");
+        assert_eq!(out.contains("authorization: Bearer worker\r\n"), authorization.is_some(), "{out}");
+    }
+    let out = forwarded(&wire, &forward());
+    assert!(out.contains("Authorization: Bearer ours\r\nX-API-Key: ours\r\nAuthorization: Basic x\r\n"), "{out}");
 }
 
 #[test]
@@ -850,10 +863,15 @@ fn every_fault_has_a_well_formed_answer_or_none() {
         let text = String::from_utf8_lossy(out).into_owned();
         assert!(text.starts_with(&format!("HTTP/1.1 {} ", row.status)), "{text}");
         assert!(text.contains(&format!("\r\nx-corelane-error: {}\r\n", row.code)), "{text}");
-        assert_eq!(text.contains("\r\nretry-after: 1\r\n"), row.status == 503);
+        assert_eq!(text.contains("\r\nretry-after: 1\r\n"), matches!(row.status, 429 | 503));
+        assert_eq!(text.contains("\r\nwww-authenticate: Bearer\r\n"), row.status == 401);
         assert_eq!(text.contains("\r\nallow: GET, HEAD\r\n"), row.status == 405);
         assert!(text.contains("\r\nx-request-id: id\r\n") && !text.contains("connection:"));
-        let kind = if row.status < 500 { "invalid_request_error" } else { "server_error" };
+        let kind = match row.status {
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        };
         let want = serde_json::json!({"error": {"message": format!("{} {detail}", row.text), "type": kind, "code": row.code, "param": null}});
         assert_eq!(body_of(out), want);
     }

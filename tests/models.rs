@@ -15,11 +15,29 @@ use loom::thread;
 #[path = "../src/shared"]
 mod shared {
     pub mod atomic {
-        pub use loom::sync::atomic::{AtomicU64, Ordering};
+        pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     }
     pub mod load;
     pub mod roster {
         pub type Slot = u16;
+    }
+    /// No worker is on trial in these models.
+    pub mod vitals {
+        use super::roster::Slot;
+
+        pub struct Vitals;
+
+        impl Vitals {
+            pub fn end_trial(&self, _: Slot) {}
+        }
+
+        pub struct Trial(&'static Vitals, Slot);
+
+        impl Trial {
+            pub fn into_parts(self) -> (&'static Vitals, Slot) {
+                (self.0, self.1)
+            }
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 #[allow(dead_code, reason = "other test programs use the rest")]
 mod rig;
 
+#[path = "pairs/admission.rs"]
+mod admission;
 #[path = "pairs/bodies.rs"]
 mod bodies;
 #[path = "pairs/choice.rs"]
@@ -19,7 +21,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use corelane::boot::Gateway;
-use corelane::config::{Config, Role, WorkerSpec};
+use corelane::config::{Backend, Config, Role, WorkerSpec};
 use corelane::mock::{self, Engine, Fleet, Settings};
 use rig::{Http, in_flight, until};
 
@@ -47,6 +49,22 @@ pub fn specs(prefill: &Fleet, decode: &Fleet) -> Vec<WorkerSpec> {
         fleet.urls().into_iter().map(spec).collect::<Vec<_>>()
     };
     [of(prefill, Role::Prefill), of(decode, Role::Decode)].concat()
+}
+
+/// A gateway in front of one pair of this backend.
+pub fn of_backend(backend: Backend, change: impl FnOnce(&mut Config)) -> Pairs {
+    let bootstrap = backend == Backend::VllmMooncake;
+    let connector = if bootstrap { mock::Connector::Mooncake } else { mock::Connector::Nixl };
+    let vllm = backend != Backend::Sglang;
+    let (prefill, decode) = engines(&Settings { vllm, connector, bootstrap, ..Settings::default() }, 1, 1);
+    let mut specs = specs(&prefill, &decode);
+    for spec in &mut specs {
+        spec.backend = backend;
+    }
+    specs[0].bootstrap_port = prefill.engine(0).bootstrap_port();
+    let mut config = rig::config(specs);
+    change(&mut config);
+    Pairs { gateway: rig::start(config), prefill, decode }
 }
 
 impl Pairs {

@@ -3,8 +3,14 @@
 
 mod rig;
 
+#[path = "proxy/admission.rs"]
+mod admission;
+#[path = "proxy/auth.rs"]
+mod auth;
 #[path = "proxy/balance.rs"]
 mod balance;
+#[path = "proxy/breaker.rs"]
+mod breaker;
 #[path = "proxy/churn.rs"]
 mod churn;
 #[path = "proxy/clients.rs"]
@@ -15,6 +21,8 @@ mod hostile;
 mod process;
 #[path = "proxy/protocol.rs"]
 mod protocol;
+#[path = "proxy/relay.rs"]
+mod relay;
 #[path = "proxy/retries.rs"]
 mod retries;
 #[path = "proxy/routes.rs"]

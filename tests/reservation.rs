@@ -129,6 +129,34 @@ fn all_different(threads: usize, workers: usize, rounds: u64) {
     assert_eq!(shared.tallies.lanes().iter().map(|lane| lane.get(Tally::Unconditional)).sum::<u64>(), 0);
 }
 
+/// Lanes that take all that there is: each worker has as many as it may, none more, and then all are told.
+#[test]
+fn a_fleet_fills_up_to_the_limit_of_each_worker() {
+    const MOST: u32 = 3;
+    for (workers, policy) in [5, 200].into_iter().flat_map(|n| Policy::ALL.iter().map(move |policy| (n, *policy))) {
+        let shared = fleet(4, workers);
+        shared.load.limit(MOST);
+        // Failures weigh, and are no room.
+        shared.vitals.ended(0, false);
+        let held = Mutex::new(Vec::new());
+        on_lanes(shared, 4, policy, |mut lane| {
+            let fault = loop {
+                lane.now_us += 3;
+                match lane.ask(Some("m"), Role::Regular, &[]) {
+                    Ok(guard) => held.lock().unwrap().push(guard),
+                    Err(fault) => break fault,
+                }
+            };
+            assert_eq!(fault.what, What::WorkersFull, "{policy:?}");
+        });
+        assert!(words(shared, workers).iter().all(|word| word.in_flight() == MOST), "{policy:?}, {workers} workers");
+        let mut lane = Lane::new(0, shared, policy);
+        let mut held = held.into_inner().unwrap();
+        let freed = held.pop().map(|guard| guard.slot());
+        assert_eq!(Some(lane.choose().slot()), freed, "{policy:?}");
+    }
+}
+
 #[test]
 fn concurrent_requests_over_idle_workers_take_different_ones() {
     for threads in [1, 2, 3, 8] {
@@ -559,7 +587,7 @@ fn refusals_say_why() {
         assert_eq!(fault.what, What::NoWorker);
         assert_eq!(
             &*fault.detail,
-            "Of 3 workers 1 are pending, 1 unhealthy, 1 draining, 0 without an address, 0 full."
+            "Of 3 workers 1 are pending, 1 unhealthy, 1 draining, 0 without an address, 0 out for their failures, 0 full."
         );
     }
     let mut workers = shared.roster.snapshot().workers.to_vec();

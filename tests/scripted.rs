@@ -18,7 +18,7 @@ use corelane::flow::passage::{Client, Request};
 use corelane::flow::receive::receive;
 use corelane::lane::Lane;
 use corelane::lane::timers::Timers;
-use corelane::lane::wire::{Chunk, Conn, Outgoing, Wire};
+use corelane::lane::wire::{Chunk, Conn, NoPipe, Outgoing, Wire};
 use corelane::shared::Shared;
 
 /// A wire on which nothing arrives.
@@ -42,6 +42,8 @@ impl Wire for Still {
 }
 
 impl Conn for Stuck {
+    type Pipe = NoPipe;
+
     fn arm(&self) {}
     fn poll_recv(&self, _: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
         Poll::Pending

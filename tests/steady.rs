@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use corelane::boot::Gateway;
-use corelane::config::{Config, Policy, WorkerSpec};
+use corelane::config::{Config, Policy, Secret, WorkerSpec};
 
 /// Counts allocations of lane threads while armed.
 struct Counting;
@@ -102,7 +102,12 @@ fn answer(mut s: TcpStream) {
 }
 
 fn config(worker: SocketAddr, policy: Policy) -> Config {
+    // What limits and asks for keys allocates no more than what does not.
+    let strict = policy != Policy::RoundRobin;
     Config {
+        api_keys: if strict { vec![Secret::new("key")] } else { Vec::new() },
+        max_concurrent_requests: if strict { 1000 } else { 0 },
+        max_requests_per_worker: if strict { 1000 } else { 0 },
         port: 0,
         metrics_port: 0,
         cores: vec![0],

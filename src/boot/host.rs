@@ -49,6 +49,18 @@ pub fn try_files(lanes: usize) -> Result<(), String> {
     Ok(())
 }
 
+/// Client connections that each of `lanes` lanes can have: half of the descriptors that are left for connections. The
+/// other half is for those to workers.
+pub fn connections_per_lane(lanes: usize) -> u32 {
+    share(getrlimit(Resource::Nofile).current, lanes)
+}
+
+fn share(files: Option<u64>, lanes: usize) -> u32 {
+    let Some(files) = files else { return u32::MAX };
+    let own = (OWN_FILES + LANE_FILES * lanes) as u64;
+    (files.saturating_sub(own) / 2 / lanes.max(1) as u64).clamp(1, u32::MAX.into()) as u32
+}
+
 /// Cores of this process's affinity mask, in order.
 fn allowed_cores() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
@@ -172,6 +184,14 @@ mod tests {
             assert!(line.starts_with("io_uring cannot be used (") && line.contains(fix), "{line}");
             assert!(line.contains(&format!("os error {number}")) && !line.contains('\n'), "{line}");
         }
+    }
+
+    #[test]
+    fn lanes_share_half_of_the_descriptors() {
+        assert_eq!(share(Some(1 << 20), 4), 131_066);
+        assert_eq!(share(Some(64), 2), 8);
+        assert_eq!(share(Some(10), 2), 1, "somebody can get in");
+        assert_eq!(share(None, 2), u32::MAX);
     }
 
     #[test]

@@ -121,7 +121,8 @@ async fn live(
     let chores = glommio::executor().create_task_queue(Shares::Static(CHORE_SHARES), Latency::NotImportant, "chores");
     let starter = pulse.clone();
     let flow = Flow::new(lane.clone(), move |task| spawn(&starter, data, task));
-    let door = Door { flow, pulse: pulse.clone(), queue: data };
+    let most = lane.config.max_connections_per_lane;
+    let door = Door { flow, pulse: pulse.clone(), queue: data, most, turning: Rc::default() };
     let driver = Driver {
         ring: ring.clone(),
         timers: timers.clone(),
@@ -158,7 +159,7 @@ fn is_over(lane: &Lane<RingWire>, pulse: &Pulse, told: &Cell<Option<Instant>>) -
     pulse.alive() == 0 || since.elapsed() > super::UNWIND
 }
 
-/// Wakes up when another thread rings: newcomers, a new roster, a step of the drain.
+/// Wakes up when another thread rings: newcomers, requests that are let in, a new roster, a step of the drain.
 async fn answer_bell(lane: Rc<Lane<RingWire>>, door: Door, ring: Rc<Ring>) {
     let bell: BorrowedFd<'static> = lane.shared.handover.bell(lane.index);
     let mut phase = Phase::Serving;
@@ -166,6 +167,7 @@ async fn answer_bell(lane: Rc<Lane<RingWire>>, door: Door, ring: Rc<Ring>) {
         while let Some(newcomer) = lane.shared.handover.take(lane.index) {
             door.start(newcomer);
         }
+        lane.waiters.call(lane.shared, lane.index);
         lane.view.borrow_mut().refresh();
         if phase != lane.shared.drain.phase() {
             phase = lane.shared.drain.phase();
@@ -200,6 +202,8 @@ async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, l
         publish(Tally::NoBuffers, ring.no_buffers.get());
         publish(Tally::Panics, pulse.panics());
         publish(Tally::LateWakes, late_wakes.get());
+        lane.tallies().pipes_used.set(lane.pipes.used() as u64);
+        lane.tallies().pipes_resting.set(lane.pipes.resting() as u64);
         if lane.is_ending() {
             return;
         }

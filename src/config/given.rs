@@ -20,10 +20,12 @@ pub struct Given {
 
 impl Given {
     /// A value that stands as plain text; lists are split at commas and spaces, but for the port of a prefill worker,
-    /// which stays with the address before it.
+    /// which stays with the address before it, and for secrets, which are split in variables only.
     pub fn new(row: &'static Row, origin: Origin, values: Vec<String>) -> Given {
         let texts = match row.kind {
             Kind::Workers(Role::Prefill) => with_ports(split(&values)),
+            // A comma may be part of a secret: only a variable has no other way to hold several.
+            Kind::Secrets(_) if !matches!(origin, Origin::Env(_)) => values,
             _ if row.kind.is_list() => split(&values),
             _ => values,
         };

@@ -85,6 +85,8 @@ url = "http://10.0.0.1:30000"
 api_key = "…"                  # replaces the client's Authorization
 models = ["llama-3.1-8b"]      # left out: asked for at /v1/models
 backend = "sglang"             # or "vllm"; left out: as the option backend says
+health_endpoint = "/ready"     # where it is probed; left out: see health_check_endpoint
+health_timeout_secs = 2        # left out: see health_check_timeout_secs
 dp_size = 8                    # each of the engine's ranks is chosen on its own; left out: see dp_aware
 role = "regular"
 ```

@@ -169,7 +169,7 @@ fn hosts_overlap(a: IpAddr, b: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::values::Kind;
-    use super::super::{Backend, ClientLeaves, Policy, Role, flags};
+    use super::super::{Backend, ClientLeaves, Policy, Role, Secret, flags};
     use super::*;
 
     fn try_load(args: &[&str], env: &[(&str, &str)], file: Option<&str>) -> Result<Loaded, Vec<String>> {
@@ -244,14 +244,14 @@ mod tests {
     fn all_mistakes_come_at_once_in_order() {
         let file = "prot = 1\nport = 'x'\n\n[[workers]]\nurl = 'https://w'\nmodel = 'm'\n\n[[extra_routes]]\npath = '/health'\n";
         let args = ["--worker-urls", "w:1", "--max-paylod-size", "1", "2", "--selector", "a", "none", "--port", "-1"];
-        let env = [("CORELANE_POLICY", "cache_awre"), ("CORELANE_QUEUE_SIZE", "1")];
+        let env = [("CORELANE_POLICY", "cache_awre"), ("CORELANE_CORS_ALLOWED_ORIGINS", "*")];
         let told = bad(&args, &env, Some(file));
         let wanted = [
             "--max-paylod-size: no such flag; did you mean --max-payload-size?",
             "--selector: not supported yet (service discovery); leave it out",
             r#"--port: "-1" is out of range; give a whole number from 0 to 65535"#,
             r#"--worker-urls: "w:1" has no scheme; put http:// before it"#,
-            "CORELANE_QUEUE_SIZE: not supported yet (the admission queue); unset it",
+            "CORELANE_CORS_ALLOWED_ORIGINS: not supported yet (CORS); unset it",
             r#"CORELANE_POLICY: "cache_awre" is not known; did you mean cache_aware? give one of cache_aware, least_load, power_of_two, random, round_robin, prefix_hash, consistent_hashing, manual, bucket, passthrough"#,
             r#"c.toml:1:1: "prot": no such key; did you mean port?"#,
             r#"c.toml:2:8: port: "x" is not a whole number; give a whole number from 0 to 65535"#,
@@ -612,6 +612,46 @@ mod tests {
         );
     }
 
+    #[test]
+    fn keys_of_clients_come_from_all_sources_and_are_never_shown() {
+        let keys = |args: &[&str], env: &[(&str, &str)], file| {
+            let loaded = good(&[&W[..], args].concat(), env, file);
+            let printed = loaded.to_toml();
+            assert!(!printed.contains("sk-") && printed.contains("# api_key is set, and not shown"), "{printed}");
+            assert!(!format!("{:?}", loaded.config).contains("sk-"));
+            loaded.config.api_keys
+        };
+        let are = |keys: Vec<Secret>, wanted: &[&str]| {
+            assert_eq!(keys.len(), wanted.len());
+            assert!(keys.iter().zip(wanted).all(|(key, wanted)| key.is(wanted.as_bytes())), "{wanted:?}");
+        };
+        are(keys(&["--api-key", "sk-a", "sk-b", "--api-key=sk-,c"], &[], None), &["sk-a", "sk-b", "sk-,c"]);
+        are(keys(&[], &[("CORELANE_API_KEY", "sk-a, sk-b")], None), &["sk-a", "sk-b"]);
+        are(keys(&[], &[], Some("api_key = 'sk-,a'")), &["sk-,a"]);
+        are(keys(&[], &[], Some("api_key = ['sk-a', 'sk-b,']")), &["sk-a", "sk-b,"]);
+        are(keys(&["--api-key", "sk-a"], &[("CORELANE_API_KEY", "sk-b")], Some("api_key = 'sk-c'")), &["sk-a"]);
+        assert!(good(&W, &[], None).to_toml().contains("# api_key is not set"));
+        for (args, env, file, says) in [
+            (&["--api-key="][..], &[][..], None, "--api-key: a secret is empty; give it,"),
+            (&["--api-key", "sk-a b"], &[], None, "--api-key: a secret has characters other than visible ASCII,"),
+            (&[], &[("CORELANE_API_KEY", " , ")], None, "CORELANE_API_KEY: a secret is empty;"),
+            (&[], &[], Some("api_key = []"), "c.toml:1:11: api_key: is an empty list; give at least one secret"),
+            (&[], &[], Some("api_key = ['sk-a', 'sk-\u{e9}']"), "c.toml:1:20: api_key: a secret has characters"),
+            (&[], &[], Some("api_key = 7"), "c.toml:1:11: api_key: is a whole number; give at least one secret"),
+        ] {
+            let told = bad(&[&W[..], args].concat(), env, file);
+            assert!(told.len() == 1 && told[0].starts_with(says) && !told[0].contains("sk-"), "{told:#?}");
+        }
+    }
+
+    #[test]
+    fn limits_go_by_the_peers_names() {
+        let flags = ["--max-concurrent-requests", "256", "--queue-size", "0", "--queue-timeout-secs", "1.5"];
+        let config = good(&[&W[..], &flags].concat(), &[("CORELANE_MAX_REQUESTS_PER_WORKER", "8")], None).config;
+        assert_eq!((config.max_concurrent_requests, config.queue_size), (256, 0));
+        assert_eq!((config.queue_timeout, config.max_requests_per_worker), (Duration::from_millis(1500), 8));
+    }
+
     /// A value that is not the default.
     fn sample(row: &Row) -> String {
         match row.kind {
@@ -620,7 +660,7 @@ mod tests {
             Kind::Millis { min, .. } => (min + 1).to_string(),
             Kind::Seconds { min, .. } => (min + 0.5).to_string(),
             Kind::Ratio { max, .. } => (max / 2.0).to_string(),
-            Kind::Bytes { max, .. } => if max < 1 << 30 { "32KiB" } else { "3GiB" }.into(),
+            Kind::Bytes { max, .. } => if max < 1 << 30 { "128KiB" } else { "3GiB" }.into(),
             Kind::Switch(_) => "true".into(),
             Kind::Choice { names, set: _ } if row.default == names[1] => names[0].into(),
             Kind::Choice { names, .. } | Kind::ChoiceOrNone { names, .. } => names[1].into(),
@@ -631,7 +671,7 @@ mod tests {
             Kind::Target(_) => "/ping?x=1".into(),
             Kind::Levels(_) => "warn,corelane=debug".into(),
             Kind::Name(_) => "llama \"3\"".into(),
-            Kind::Secret(_) => "s3".into(),
+            Kind::Secret(_) | Kind::Secrets(_) => "s3".into(),
             Kind::Workers(Role::Prefill) => "http://a:1 8998".into(),
             Kind::Workers(_) => "http://a:1".into(),
         }

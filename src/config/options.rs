@@ -3,7 +3,7 @@
 //! Takes nothing, gives the rows. Never reads a value: that is the row's [`Kind`]'s.
 
 use super::values::Kind;
-use super::{Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Role};
+use super::{Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Relay, Role};
 
 /// The heading under which help and reference list an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +16,10 @@ pub enum Section {
     Limits,
     Timeouts,
     Upstream,
+    Relaying,
     Retries,
     Health,
+    Breaker,
     Observing,
     Shutdown,
 }
@@ -33,8 +35,10 @@ impl Section {
         Section::Limits,
         Section::Timeouts,
         Section::Upstream,
+        Section::Relaying,
         Section::Retries,
         Section::Health,
+        Section::Breaker,
         Section::Observing,
         Section::Shutdown,
     ];
@@ -50,8 +54,10 @@ impl Section {
             Section::Limits => "Limits",
             Section::Timeouts => "Timeouts",
             Section::Upstream => "Connections to workers",
+            Section::Relaying => "Answers on their way",
             Section::Retries => "Retries",
             Section::Health => "Health checks",
+            Section::Breaker => "Circuit breaker",
             Section::Observing => "Metrics, logs and request ids",
             Section::Shutdown => "Shutdown",
         }
@@ -90,6 +96,9 @@ pub fn find(key: &str) -> Option<&'static Row> {
     OPTIONS.iter().find(|row| row.key == key)
 }
 
+/// Longest time that a breaker stays open: what its worker's word can count.
+pub const MOST_OPEN_S: u64 = 86400;
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -120,6 +129,24 @@ pub const OPTIONS: &[Row] = &[
         Kind::Whole { min: 1, max: 65535, set: |c, v| c.backlog = v as u32 },
         "4096",
         "Connections that may wait to be accepted, per lane; the kernel caps it at net.core.somaxconn.",
+    ),
+    row(
+        Section::Listening,
+        "max_connections_per_lane",
+        Kind::Whole { min: 0, max: 1 << 24, set: |c, v| c.max_connections_per_lane = v as u32 },
+        "0",
+        "Client connections that a lane may have; a further one is answered with 503 and closed. 0: half of the \
+         descriptors that the process may open, divided by the lanes.",
+    ),
+    row(
+        Section::Listening,
+        "api_key",
+        Kind::Secrets(|c, v| c.api_keys = v),
+        "",
+        "Keys of clients: a request must bring one of them as `Authorization: Bearer KEY` or in x-api-key, except to \
+         /health, /liveness and /readiness. Neither header is passed on to workers then. Several after one flag, \
+         repeated flags, or separated by commas in the variable, which does not show them in the list of processes. \
+         Unset: clients are not asked.",
     ),
     row(
         Section::Workers,
@@ -359,6 +386,36 @@ pub const OPTIONS: &[Row] = &[
     ),
     row(
         Section::Limits,
+        "max_concurrent_requests",
+        Kind::Whole { min: 0, max: 1 << 24, set: |c, v| c.max_concurrent_requests = v as u32 },
+        "0",
+        "Requests that may go to workers at a time, over all lanes, from their turn to the end of their answer; further \
+         ones wait in the order of their arrival. 0: no limit.",
+    ),
+    row(
+        Section::Limits,
+        "queue_size",
+        Kind::Whole { min: 0, max: 1 << 20, set: |c, v| c.queue_size = v as u32 },
+        "100",
+        "Requests that may wait for max_concurrent_requests; a further one is answered with 429.",
+    ),
+    row(
+        Section::Limits,
+        "queue_timeout_secs",
+        Kind::Seconds { min: 0.1, max: 86400.0, set: |c, v| c.queue_timeout = v },
+        "60",
+        "Time that a request may wait there; then it is answered with 408.",
+    ),
+    row(
+        Section::Limits,
+        "max_requests_per_worker",
+        Kind::Whole { min: 0, max: 1 << 20, set: |c, v| c.max_requests_per_worker = v as u32 },
+        "0",
+        "Requests that one worker may have at a time; one that has as many is not chosen. When all usable workers have, \
+         a request is answered with 429 at once: only max_concurrent_requests has a queue. 0: no limit.",
+    ),
+    row(
+        Section::Limits,
         "max_head_size",
         Kind::Bytes { min: 4 * KIB, max: MIB, set: |c, v| c.max_head_bytes = v as usize },
         "64KiB",
@@ -450,6 +507,31 @@ pub const OPTIONS: &[Row] = &[
         Kind::Whole { min: 1, max: 65536, set: |c, v| c.pool_size = v as usize },
         "256",
         "Idle connections kept per lane and worker.",
+    ),
+    row(
+        Section::Relaying,
+        "relay",
+        Kind::Choice { names: Relay::NAMES, set: |c, v| c.relay = Relay::ALL[v] },
+        "auto",
+        "How answers pass. auto: what is known to be large is moved within the kernel by splice(2), small pieces are \
+         copied. splice: all payload is moved by the kernel, which costs more than copying where chunks are small. copy: \
+         everything is copied.",
+    ),
+    row(
+        Section::Relaying,
+        "pipes_per_lane",
+        Kind::Whole { min: 0, max: 65536, set: |c, v| c.pipes_per_lane = v as usize },
+        "64",
+        "Pipes that a lane splices through at most; each has two descriptors, and one answer has it while bytes are on \
+         their way. Answers that get none are copied.",
+    ),
+    row(
+        Section::Relaying,
+        "pipe_size",
+        Kind::Bytes { min: 64 * KIB, max: 64 * MIB, set: |c, v| c.pipe_bytes = v as usize },
+        "1MiB",
+        "What a pipe may hold: how far a worker may be ahead of its client. The kernel's limits count \
+         (fs.pipe-max-size, fs.pipe-user-pages-soft); where it allows less, pipes are smaller.",
     ),
     row(
         Section::Retries,
@@ -565,6 +647,50 @@ pub const OPTIONS: &[Row] = &[
         "No probes: every worker counts as healthy.",
     ),
     row(
+        Section::Breaker,
+        "cb_failure_threshold",
+        Kind::Whole { min: 1, max: 255, set: |c, v| c.breaker.failures = v as u8 },
+        "10",
+        "Failed requests in a row that open a worker's breaker, so that it gets none. Answers of the classes 2xx to 4xx are \
+         successes, 429 and 503 are neither, other 5xx and whatever breaks on the worker's side are failures. At most half \
+         of the workers of a model and role are out at a time.",
+    ),
+    row(
+        Section::Breaker,
+        "cb_success_threshold",
+        Kind::Whole { min: 1, max: 255, set: |c, v| c.breaker.successes = v as u8 },
+        "3",
+        "Good requests that close a half-open breaker; one failure opens it again. It gets 3 at a time.",
+    ),
+    row(
+        Section::Breaker,
+        "cb_timeout_duration_secs",
+        Kind::Whole { min: 1, max: MOST_OPEN_S, set: |c, v| c.breaker.open_s = v as u32 },
+        "60",
+        "Seconds that a breaker is open before it is half-open.",
+    ),
+    row(
+        Section::Breaker,
+        "cb_window_duration_secs",
+        Kind::Whole { min: 1, max: 86400, set: |c, v| c.breaker.window_s = v as u32 },
+        "120",
+        "A breaker opens, too, when at least half of at least 20 requests that ended in so many seconds have failed.",
+    ),
+    row(
+        Section::Breaker,
+        "disable_circuit_breaker",
+        Kind::Switch(|c, v| c.breaker.on = !v),
+        "false",
+        "No breaker opens. Failures in a row still count as load, so that a worker that fails fast is not preferred.",
+    ),
+    row(
+        Section::Breaker,
+        "panic_routing",
+        Kind::Switch(|c, v| c.routing.panic = v),
+        "false",
+        "Where no worker is usable, try the least bad one (that is not draining) instead of answering 503.",
+    ),
+    row(
         Section::Observing,
         "prometheus_host",
         Kind::Address(|c, v| c.metrics_host = v),
@@ -612,19 +738,10 @@ pub const OPTIONS: &[Row] = &[
 pub const LATER: &[(&str, &str)] = &[
     ("balance_token_usage_threshold", "cache-aware routing"),
     ("overload_token_usage_threshold", "cache-aware routing"),
-    ("max_concurrent_requests", "the admission queue"),
-    ("queue_size", "the admission queue"),
-    ("queue_timeout_secs", "the admission queue"),
-    ("cb_failure_threshold", "the circuit breaker"),
-    ("cb_success_threshold", "the circuit breaker"),
-    ("cb_timeout_duration_secs", "the circuit breaker"),
-    ("cb_window_duration_secs", "the circuit breaker"),
-    ("disable_circuit_breaker", "the circuit breaker"),
-    ("api_key", "client authentication"),
     ("tls_cert_path", "TLS towards clients"),
     ("tls_key_path", "TLS towards clients"),
     ("cors_allowed_origins", "CORS"),
-    ("rate_limit_tokens_per_second", "the admission queue"),
+    ("rate_limit_tokens_per_second", "limits of rates"),
     ("log_dir", "logs in files; standard error has them"),
     ("service_discovery*", "service discovery"),
     ("selector", "service discovery"),

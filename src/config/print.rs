@@ -51,7 +51,7 @@ impl Loaded {
                     {
                         format!("# {} = {shown}", setting.row.key)
                     }
-                    Some(_) if matches!(setting.row.kind, Kind::Secret(_)) => {
+                    Some(_) if matches!(setting.row.kind, Kind::Secret(_) | Kind::Secrets(_)) => {
                         format!("# {} is set, and not shown", setting.row.key)
                     }
                     Some(shown) => format!("{} = {shown}", setting.row.key),
@@ -76,6 +76,12 @@ impl Loaded {
             }
             if let Some(size) = worker.value.dp_size {
                 let _ = writeln!(out, "dp_size = {size}");
+            }
+            if let Some(path) = &worker.value.health_endpoint {
+                let _ = writeln!(out, "health_endpoint = {}", toml_text(path));
+            }
+            if let Some(timeout) = worker.value.health_timeout {
+                let _ = writeln!(out, "health_timeout_secs = {}", timeout.as_secs_f64());
             }
             if !worker.value.models.is_empty() {
                 let _ = writeln!(out, "models = {}", toml_list(&worker.value.models));

@@ -139,6 +139,8 @@ pub struct Routing {
     pub assignment: Assignment,
     /// A routing key that was not used for longer may get another worker.
     pub manual_idle_secs: u32,
+    /// Where nobody is usable, the least bad member is tried.
+    pub panic: bool,
 }
 
 impl Routing {
@@ -154,6 +156,7 @@ impl Routing {
         eviction_interval_secs: 0,
         assignment: Assignment::Random,
         manual_idle_secs: 0,
+        panic: false,
     };
 
     /// The defaults of the option table.
@@ -168,6 +171,7 @@ impl Routing {
         eviction_interval_secs: 1,
         assignment: Assignment::Random,
         manual_idle_secs: 4 * 3600,
+        panic: false,
     };
 
     /// Whether a load is above another by both thresholds.

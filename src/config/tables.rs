@@ -3,13 +3,14 @@
 //! Takes TOML items, gives checked workers and routes with their places. Never quotes an API key.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
 
 use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
 use super::routes::ROUTES;
 use super::toml::{FromFile, Places, article};
-use super::values::choice;
+use super::values::{choice, target};
 use super::workers::{Draft, NO_PORT};
 use super::{Connector, Engine, ExtraRoute, Role, WorkerSpec, WorkerUrl};
 use crate::limits::{MAX_DP_SIZE, MAX_GROUP_BYTES, MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
@@ -21,8 +22,19 @@ pub struct Placed<T> {
     pub origin: Origin,
 }
 
-const WORKER_KEYS: [&str; 9] =
-    ["url", "api_key", "models", "role", "bootstrap_port", "group", "backend", "connector", "dp_size"];
+const WORKER_KEYS: [&str; 11] = [
+    "url",
+    "api_key",
+    "models",
+    "role",
+    "bootstrap_port",
+    "group",
+    "backend",
+    "connector",
+    "dp_size",
+    "health_endpoint",
+    "health_timeout_secs",
+];
 const ROUTE_KEYS: [&str; 2] = ["path", "methods"];
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
@@ -47,6 +59,8 @@ pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) 
         let engine = entry.text("backend", |text| choice(text, Engine::NAMES)).map(|at| Engine::ALL[at]);
         let connector = entry.text("connector", |text| choice(text, Connector::NAMES)).map(|at| Connector::ALL[at]);
         let dp_size = entry.whole("dp_size", 1, MAX_DP_SIZE.into(), "a whole number").map(|size| size as u32);
+        let health_endpoint = entry.text("health_endpoint", |text| target(text).map(str::to_owned));
+        let health_timeout = entry.seconds("health_timeout_secs", 0.1, 3600.0);
         for (key, belongs) in [
             ("bootstrap_port", role == Role::Prefill),
             ("group", role != Role::Regular),
@@ -65,7 +79,17 @@ pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) 
         let connector = connector.map(|value| Placed { value, origin: entry.place_of("connector") });
         out.mistakes.append(&mut entry.mistakes);
         if let Some(url) = url {
-            let spec = WorkerSpec { role, models, api_key, group, bootstrap_port, dp_size, ..WorkerSpec::new(url) };
+            let spec = WorkerSpec {
+                role,
+                models,
+                api_key,
+                group,
+                bootstrap_port,
+                dp_size,
+                health_endpoint,
+                health_timeout,
+                ..WorkerSpec::new(url)
+            };
             out.workers.push(Placed { value: Draft { spec, engine, connector }, origin });
         }
     }
@@ -172,6 +196,20 @@ impl Entry<'_> {
             self.wrong(key, is, format!("give {what} from {min} to {max}"));
         }
         number
+    }
+
+    fn seconds(&mut self, key: &str, min: f64, max: f64) -> Option<Duration> {
+        let item = self.table.get(key)?;
+        let number = item.as_float().or_else(|| item.as_integer().map(|n| n as f64));
+        let good = number.filter(|n| (min..=max).contains(n));
+        if good.is_none() {
+            let is = match number {
+                Some(n) => format!("{n} is out of range"),
+                None => format!("is {}", item.as_value().map_or("a table", article)),
+            };
+            self.wrong(key, is, format!("give seconds from {min} to {max}"));
+        }
+        good.map(Duration::from_secs_f64)
     }
 
     /// A port, or "none" for the engine's own default.

@@ -106,6 +106,8 @@ fn option(row: &'static Row, item: &Item, places: &Places) -> Result<Given, Mist
         |what: &str| Wrong::new(format!("is {what}"), format!("give {}", row.kind.wants())).at(&origin, row.key);
     let value = item.as_value().ok_or_else(|| wrong("a table"))?;
     match value {
+        // Whoever writes it down does not mean that everybody may come in.
+        Value::Array(items) if items.is_empty() && matches!(row.kind, Kind::Secrets(_)) => Err(wrong("an empty list")),
         Value::Array(items) if row.kind.is_list() => {
             let mut texts = Vec::new();
             for item in items {

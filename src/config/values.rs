@@ -46,6 +46,8 @@ pub enum Kind {
     Ratio { min: f64, max: f64, set: fn(&mut Config, f64) },
     /// A secret, or nothing; never shown.
     Secret(fn(&mut Config, Option<Secret>)),
+    /// Secrets, none to any number; never shown.
+    Secrets(fn(&mut Config, Vec<Secret>)),
     /// A name, or nothing.
     Name(fn(&mut Config, Option<String>)),
     /// Addresses of workers of a role; `workers` joins them with the `[[workers]]` tables.
@@ -64,7 +66,7 @@ const NOT_IDS: [&str; 8] =
 impl Kind {
     /// Whether several values are meant.
     pub const fn is_list(&self) -> bool {
-        matches!(self, Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_))
+        matches!(self, Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_) | Kind::Secrets(_))
     }
 
     /// What a value looks like, range included: completes "give …".
@@ -87,6 +89,7 @@ impl Kind {
             Kind::Levels(_) => format!("one of {}, or target=level pairs", LEVELS.join(", ")),
             Kind::Ratio { min, max, .. } => format!("a number from {min} to {max}"),
             Kind::Secret(_) => "a secret".into(),
+            Kind::Secrets(_) => "at least one secret".into(),
             Kind::Name(_) => "a name".into(),
             Kind::Workers(Role::Prefill) => {
                 "addresses with bootstrap ports, such as \"http://10.0.0.1:30000 8998\"".into()
@@ -113,6 +116,7 @@ impl Kind {
             | Kind::Target(_)
             | Kind::Name(_)
             | Kind::Secret(_)
+            | Kind::Secrets(_)
             | Kind::Workers(_) => None,
         }
     }
@@ -135,7 +139,7 @@ impl Kind {
             Kind::Levels(_) => "LEVEL",
             Kind::Name(_) => "NAME",
             Kind::Ratio { .. } => "X",
-            Kind::Secret(_) => "SECRET",
+            Kind::Secret(_) | Kind::Secrets(_) => "SECRET",
             Kind::Workers(Role::Prefill) => "URL [PORT|none]",
             Kind::Workers(_) => "URL",
         }
@@ -186,6 +190,12 @@ impl Kind {
             Kind::Workers(role) => {
                 let workers = each(texts, |text| workers::Address::parse(*role, text).map(|given| given.to_string()))?;
                 Ok(Some(toml_list(&workers)))
+            }
+            Kind::Secrets(set) => {
+                let secrets = each(texts, visible)?;
+                let shown = (!secrets.is_empty()).then(|| toml_text("(hidden)"));
+                set(config, secrets);
+                Ok(shown)
             }
             _ => {
                 let [text] = texts else {
@@ -296,10 +306,7 @@ impl Kind {
                 core.to_string()
             }
             Kind::Target(set) => {
-                if !text.starts_with('/') || text.contains('#') || !text.bytes().all(|b| b.is_ascii_graphic()) {
-                    return Err(not(text, "a path", give()));
-                }
-                set(config, text.to_owned());
+                set(config, target(text)?.to_owned());
                 toml_text(text)
             }
             Kind::Levels(set) => {
@@ -319,10 +326,23 @@ impl Kind {
                 set(config, Some(text.to_owned()));
                 toml_text(text)
             }
-            Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_) => unreachable!("lists are read by put"),
+            Kind::HeaderNames(_) | Kind::Statuses(_) | Kind::Workers(_) | Kind::Secrets(_) => {
+                unreachable!("lists are read by put")
+            }
         };
         Ok(Some(shown))
     }
+}
+
+/// A path that can be asked for, with or without a query.
+///
+/// # Errors
+/// That it is none.
+pub fn target(text: &str) -> Result<&str, Wrong> {
+    if !text.starts_with('/') || text.contains('#') || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(not(text, "a path", "give a path that starts with /"));
+    }
+    Ok(text)
 }
 
 fn not(text: &str, what: &str, fix: impl Into<String>) -> Wrong {
@@ -442,6 +462,18 @@ pub fn toml_list(texts: &[String]) -> String {
     }
     out.push(']');
     out
+}
+
+/// A secret that can stand in a header. What is wrong with one is told without showing it.
+fn visible(text: &str) -> Result<Secret, Wrong> {
+    if text.is_empty() {
+        return Err(Wrong::new("a secret is empty", "give it, or leave the option out"));
+    }
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        let what = "a secret has characters other than visible ASCII, which no header can bring";
+        return Err(Wrong::new(what, "leave out spaces and line ends"));
+    }
+    Ok(Secret::new(text))
 }
 
 fn header_name(text: &str) -> Result<String, Wrong> {

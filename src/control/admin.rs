@@ -48,6 +48,12 @@ struct Entry {
     reason: Option<Box<str>>,
     /// Requests that failed on it since one last succeeded.
     failures_in_row: u32,
+    /// `closed`, `half_open`, `open`, or `held`: it would be open, but half of its pool is.
+    breaker: &'static str,
+    /// Seconds until it is half-open; `null` while it is not open.
+    breaker_open_s: Option<u32>,
+    /// Requests that a half-open breaker has let in and that have not ended.
+    breaker_trials: u32,
     /// Since its newest probe ended; `null` before the first.
     last_probe_ms_ago: Option<u64>,
     in_flight: u32,
@@ -116,6 +122,9 @@ async fn workers(State(admin): State<Admin>) -> Response {
         state: shared.vitals.health(w.slot).name(),
         reason: note.reason,
         failures_in_row: shared.vitals.vital(w.slot).failures(),
+        breaker: shared.vitals.vital(w.slot).state().name(),
+        breaker_open_s: Some(shared.vitals.vital(w.slot).open_left_s()).filter(|&left| left > 0),
+        breaker_trials: shared.vitals.vital(w.slot).trials(),
         last_probe_ms_ago: note.probed.map(|at| at.elapsed().as_millis() as u64),
         in_flight: shared.load.word(w.slot).in_flight(),
         selected_total: admin.bases.selected(shared, w.slot),

@@ -18,8 +18,9 @@ use crate::config::routes::ROUTES;
 use crate::fault::What;
 use crate::metrics::{Kind, LATENCY_BUCKETS, Metric, Row, STATUSES, Tally, WORKER_STATUSES, status_label};
 use crate::shared::Shared;
+use crate::shared::roster::Slot;
 use crate::shared::tallies::{Histogram, Lane};
-use crate::shared::vitals::Health;
+use crate::shared::vitals::{Health, State, Vitals};
 
 /// Media type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -73,14 +74,24 @@ impl Source {
             Metric::Faults => self.faults(family),
             Metric::FirstByte => family.histogram(self.lanes().iter().map(|l| &l.first_byte)),
             Metric::RequestSeconds => family.histogram(self.lanes().iter().map(|l| &l.total)),
+            Metric::QueueSeconds => family.histogram(self.lanes().iter().map(|l| &l.queued)),
+            Metric::QueueLength => family.gauge(&[], self.shared.admission.waiting().into()),
+            Metric::PermitsInUse => family.gauge(&[], self.shared.admission.in_use().into()),
             Metric::WorkerInFlight | Metric::WorkerSelected | Metric::WorkerUp => self.workers(metric, family),
             Metric::WorkerResponses => self.responses(family),
+            Metric::WorkerFlips => self.came_to(family, &Health::ALL.map(|to| (to.name(), to)), Vitals::flips),
+            Metric::BreakerState => self.workers(metric, family),
+            Metric::BreakerMoves => self.came_to(family, &State::ALL.map(|to| (to.name(), to)), Vitals::moves),
             Metric::Workers => self.states(family),
             Metric::PrefixBytes => family.gauge(&[], self.shared.prefix.counts().bytes as i64),
             Metric::PrefixNodes => family.gauge(&[], self.shared.prefix.counts().nodes as i64),
             Metric::PrefixOwners => family.gauge(&[], self.shared.prefix.counts().owners as i64),
             Metric::PrefixTrims => family.counter(&[], self.shared.prefix.counts().trimmed),
             Metric::PrefixMerges => family.counter(&[], self.shared.prefix.counts().merged),
+            Metric::Pipes => {
+                family.gauge(&["used"], self.sum(|lane| lane.pipes_used.get()) as i64)?;
+                family.gauge(&["resting"], self.sum(|lane| lane.pipes_resting.get()) as i64)
+            }
             Metric::LaneConnections => (0..self.lanes().len())
                 .try_for_each(|lane| family.gauge(&[&lane.to_string()], self.shared.handover.connections(lane).into())),
         }
@@ -117,6 +128,14 @@ impl Source {
             match metric {
                 Metric::WorkerInFlight => family.gauge(labels, self.shared.load.word(worker.slot).in_flight().into()),
                 Metric::WorkerSelected => family.counter(labels, self.bases.selected(self.shared, worker.slot)),
+                Metric::BreakerState => family.gauge(
+                    labels,
+                    match self.shared.vitals.vital(worker.slot).state() {
+                        State::Closed | State::Held => 0,
+                        State::HalfOpen => 1,
+                        State::Open => 2,
+                    },
+                ),
                 _ => family.gauge(labels, usable(self.shared, worker).into()),
             }?;
         }
@@ -134,9 +153,27 @@ impl Source {
         Ok(())
     }
 
+    /// A worker's counts of the states that it came to.
+    fn came_to<T: Copy>(
+        &self,
+        family: &mut Family,
+        states: &[(&str, T)],
+        count: impl Fn(&Vitals, Slot, T) -> u64,
+    ) -> fmt::Result {
+        for worker in &self.shared.roster.snapshot().workers {
+            for &(name, to) in states {
+                let n = count(&self.shared.vitals, worker.slot, to);
+                if n > 0 {
+                    family.counter(&[&worker.url, worker.role.name(), name], n)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn states(&self, family: &mut Family) -> fmt::Result {
         let snapshot = self.shared.roster.snapshot();
-        for state in [Health::Pending, Health::Ready, Health::Unhealthy, Health::Draining] {
+        for state in Health::ALL {
             let n = snapshot.workers.iter().filter(|w| self.shared.vitals.health(w.slot) == state).count();
             family.gauge(&[state.name()], n as i64)?;
         }
@@ -150,12 +187,12 @@ impl Source {
             if Tally::ALL[..i].iter().any(|t| t.row().0 == name) {
                 continue;
             }
-            let label = first.label().map(|(key, _)| key);
-            let row = Row { name, kind: Kind::Counter, labels: label.as_slice(), help };
+            let labels: Vec<&'static str> = first.labels().map(|(key, _)| key).collect();
+            let row = Row { name, kind: Kind::Counter, labels: &labels, help };
             let mut family = Family::open(encoder, row)?;
             for tally in Tally::ALL[i..].iter().filter(|t| t.row().0 == name) {
-                let value = tally.label().map(|(_, value)| value);
-                family.counter(value.as_slice(), self.sum(|lane| lane.get(*tally)))?;
+                let values: Vec<&str> = tally.labels().map(|(_, value)| value).collect();
+                family.counter(&values, self.sum(|lane| lane.get(*tally)))?;
             }
         }
         Ok(())

@@ -15,13 +15,14 @@ use tokio::task::AbortHandle;
 
 use super::bootstrap::EngineIds;
 use super::resolve::Endpoint;
+use super::window::{Outcomes, Windows};
 use crate::config::{Backend, Role, WorkerSpec, Wrong};
 use crate::limits::MAX_WORKERS;
 use crate::metrics::{WORKER_STATUSES, worker_status_index};
 use crate::shared::Shared;
 use crate::shared::readiness::{Standing, TeamStanding};
 use crate::shared::roster::{DpRank, Pairing, Slot, Slots, Snapshot, Team, Worker};
-use crate::shared::vitals::{Health, Vitals};
+use crate::shared::vitals::{Health, State, Vital, Vitals};
 
 /// What each slot's counters said when its present tenant moved in: what the tenant's own counts start from.
 /// Read by scrapes, written at registration; atomics because the admin listener's handlers must be `Send`.
@@ -213,6 +214,10 @@ pub struct Fleet {
     leavers: Vec<Slot>,
     /// The start has waited long enough for first probes.
     waited: bool,
+    /// How the requests of each slot's tenant ended of late.
+    windows: Windows,
+    /// Where each slot's breaker stood when that was last told.
+    told: Vec<State>,
 }
 
 impl Fleet {
@@ -229,6 +234,8 @@ impl Fleet {
             judged: Vec::new(),
             leavers: Vec::new(),
             waited: false,
+            windows: Windows::new(shared.vitals.rules().window_s),
+            told: vec![State::Closed; MAX_WORKERS],
         }
     }
 
@@ -311,6 +318,8 @@ impl Fleet {
         }
         for &(slot, _) in &taken {
             self.bases.begin(self.shared, slot);
+            self.windows.restart(slot, outcomes(self.shared, slot));
+            self.told[slot as usize] = State::Closed;
             self.notes.change(slot, |note| *note = Note::default());
         }
         Some(taken)
@@ -447,6 +456,7 @@ impl Fleet {
             let workers = self.workers().cloned().collect();
             let generation = self.shared.roster.publish(workers);
             super::prefix::release(self.shared, &self.shared.roster.snapshot());
+            self.shared.keep_half();
             for slot in std::mem::take(&mut self.leavers) {
                 self.slots.retire(slot, generation);
             }
@@ -466,12 +476,10 @@ impl Fleet {
         self.recount();
     }
 
-    /// What is done every second: pauses of failing workers run, leads in work fade, sticky keys of workers that are
+    /// What is done every second: breakers and pauses of failing workers run, leads in work fade, sticky keys of workers that are
     /// gone or that were not used for `idle_s` are forgotten, a share of them at a time.
-    pub fn second(&self, now_s: u64, idle_s: u32) {
-        for member in self.workers() {
-            self.shared.vitals.second(member.slot);
-        }
+    pub fn second(&mut self, now_s: u64, idle_s: u32) {
+        self.run_breakers();
         let snapshot = self.shared.roster.snapshot();
         snapshot.fade(&self.shared.load, &self.shared.vitals);
         let gone = |(slot, era), used_s: u32| {
@@ -479,6 +487,33 @@ impl Fleet {
         };
         self.shared.sticky.forget(now_s as usize, FORGET_PARTS, gone);
         self.recount();
+    }
+
+    /// A second of every breaker: those that are open count down, those with a bad window would open, those that would
+    /// and may do.
+    fn run_breakers(&mut self) {
+        let shared = self.shared;
+        let due = self.windows.second();
+        for member in self.engines.values().flat_map(|engine| &engine.members) {
+            let (slot, vital) = (member.slot, shared.vitals.vital(member.slot));
+            if vital.state() == State::Open && vital.open_left_s() == 1 {
+                // It has done no work meanwhile, and would win every tie.
+                shared.roster.snapshot().welcome(member, &shared.load, &shared.vitals);
+            }
+            shared.vitals.second(slot);
+            if vital.is_out() {
+                // What opened it is judged; when it closes it begins anew.
+                self.windows.restart(slot, outcomes(shared, slot));
+            } else if (due || self.windows.has_failures(slot, shared.vitals.failed(slot)))
+                && self.windows.look(slot, outcomes(shared, slot), due)
+            {
+                shared.vitals.bad_window(slot);
+            }
+            if shared.vitals.vital(slot).state() == State::Held {
+                shared.try_open(slot);
+            }
+            tell(member, &mut self.told[slot as usize], shared.vitals.vital(slot));
+        }
     }
 
     /// Works out anew what readiness goes by; health also changes without this thread's doing.
@@ -555,6 +590,29 @@ impl Fleet {
                 models = worker.models.join(", "), "worker is in"
             ),
         }
+    }
+}
+
+/// How the requests of a slot's workers ended, all tenants' successes and the present one's failures.
+fn outcomes(shared: &Shared, slot: Slot) -> Outcomes {
+    let well = responses(shared, slot)[..=worker_status_index(400)].iter().sum();
+    Outcomes { well, failed: shared.vitals.failed(slot) }
+}
+
+/// Logs where a breaker stands, if it has moved.
+fn tell(worker: &Worker, told: &mut State, vital: Vital) {
+    let now = vital.state();
+    let (was, failures) = (std::mem::replace(told, now), vital.failures());
+    if was == now {
+        return;
+    }
+    let (from, to, worker, role) = (was.name(), now.name(), &*worker.url, worker.role.name());
+    match now {
+        State::Open => tracing::warn!(worker, role, from, to, failures, "breaker of the worker has opened"),
+        State::Held => {
+            tracing::warn!(worker, role, from, to, failures, "breaker would open, but half of the pool is out")
+        }
+        State::HalfOpen | State::Closed => tracing::info!(worker, role, from, to, "breaker of the worker"),
     }
 }
 

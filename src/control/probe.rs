@@ -135,8 +135,8 @@ fn is_alive(health: Health, outcome: &Result<(), Miss>, has_answered: bool) -> b
 }
 
 async fn probe(tended: &Tended) -> Result<(), Miss> {
-    let url = || format!("{}{}", tended.url, tended.config.health_endpoint);
-    match tended.get(&tended.config.health_endpoint).await {
+    let url = || format!("{}{}", tended.url, tended.health_endpoint);
+    match tended.get(&tended.health_endpoint).await {
         Ok(reply) if (200..300).contains(&reply.status) => Ok(()),
         Ok(reply) => Err(Miss::Refused(format!("{} answers {}", url(), reply.status))),
         Err(failure @ Failure::Unresolved) => Err(Miss::Silent(failure.to_string())),

@@ -1,9 +1,11 @@
 //! Accept: new connections come in and are spread over the lanes.
 //!
-//! Takes a listener, gives every connection a task, on this lane or on the one that has the fewest. Never
-//! stops for a failed accept: it is counted, and the next one is tried after a breath.
+//! Takes a listener, gives every connection a task, on this lane or on the one that has the fewest, or an answer that
+//! there is no room. Never stops for a failed accept: it is counted, and the next one is tried after a breath.
 
+use std::cell::Cell;
 use std::future::poll_fn;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Poll;
@@ -21,12 +23,21 @@ const AHEAD: u32 = 1;
 /// Pause in microseconds after an accept that failed, so that a lack of descriptors does not spin.
 const BREATH_US: u64 = 50_000;
 
+/// Connections that are turned away at a time with an answer: a part of those that are served, within bounds. What
+/// comes beyond is closed without one.
+const TURNING_SHARE: u32 = 4;
+const TURNING: RangeInclusive<u32> = 4..=256;
+
 /// What accepting needs to start tasks.
 #[derive(Clone)]
 pub struct Door {
     pub flow: Rc<Flow<RingWire>>,
     pub pulse: Rc<Pulse>,
     pub queue: TaskQueueHandle,
+    /// Connections that a lane may have.
+    pub most: u32,
+    /// Connections that are being turned away at the moment.
+    pub turning: Rc<Cell<u32>>,
 }
 
 impl Door {
@@ -67,6 +78,9 @@ impl Door {
         let desks = &lane.shared.handover;
         let emptiest = desks.emptiest();
         let newcomer = Newcomer { socket, peer };
+        if desks.connections(emptiest) >= self.most {
+            return self.turn_away(newcomer);
+        }
         if desks.connections(lane.index) >= desks.connections(emptiest) + AHEAD {
             desks.joined(emptiest);
             match desks.give(emptiest, newcomer) {
@@ -78,6 +92,22 @@ impl Door {
             }
         }
         self.start_counted(newcomer);
+    }
+
+    /// Says no to a connection for which there is no room, where there is room for that.
+    fn turn_away(&self, newcomer: Newcomer) {
+        let lane = &self.flow.lane;
+        lane.count(Tally::TurnedAway, 1);
+        if self.turning.get() >= (self.most / TURNING_SHARE).clamp(*TURNING.start(), *TURNING.end()) {
+            return;
+        }
+        let turning = Turning::new(&self.turning);
+        let flow = self.flow.clone();
+        let conn = Socket::new(newcomer.socket, lane.wire.ring());
+        spawn(&self.pulse, self.queue, async move {
+            let _turning = turning;
+            flow.turn_away(conn, newcomer.peer).await;
+        });
     }
 
     fn start_counted(&self, newcomer: Newcomer) {
@@ -94,6 +124,22 @@ impl Door {
             let _seat = seat;
             flow.serve(conn, newcomer.peer).await;
         });
+    }
+}
+
+/// A connection that is being turned away.
+struct Turning(Rc<Cell<u32>>);
+
+impl Turning {
+    fn new(count: &Rc<Cell<u32>>) -> Self {
+        count.set(count.get() + 1);
+        Turning(count.clone())
+    }
+}
+
+impl Drop for Turning {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 

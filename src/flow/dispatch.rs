@@ -10,12 +10,15 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
+use memchr::memmem;
+
+use crate::config::Relay;
 use crate::fault::{Fault, What};
 use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back};
 use crate::http1::{self, BodyLength, Forward, HeadLimits, Parsed, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
-use crate::limits::{MAX_INTERIM, ONE_SEND_BYTES};
+use crate::limits::{HEAD_SIGHT_BYTES, MAX_INTERIM, ONE_SEND_BYTES};
 use crate::metrics::Tally;
 use crate::shared::roster::Slot;
 use crate::span::Span;
@@ -101,7 +104,7 @@ async fn connect<W: Wire>(
         let mut connecting = std::pin::pin!(lane.wire.connect(to));
         let connected = poll_fn(|cx| {
             if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
-                return Poll::Ready(done.map_err(|_| Fault::from(What::ConnectFailed)));
+                return Poll::Ready(done.map_err(|e| Fault::from(unconnected(&e))));
             }
             if let Some(what) = pointless(lane, client, cx) {
                 return Poll::Ready(Err(what.into()));
@@ -114,12 +117,23 @@ async fn connect<W: Wire>(
             Err(fault) if matches!(fault.what, What::ClientGone | What::ShuttingDown) => return Err(fault),
             Err(fault) => {
                 lane.count(Tally::ConnectFailures, 1);
+                if fault.what == What::OutOfDescriptors {
+                    return Err(fault);
+                }
                 let another = lane.view.borrow().worker(slot, era).is_some_and(|w| w.addrs.len() > nth);
                 if !another {
                     return Err(fault);
                 }
             }
         }
+    }
+}
+
+/// What it means that a connection cannot be opened: the worker is not to blame for what this process lacks.
+fn unconnected(e: &io::Error) -> What {
+    match e.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => What::OutOfDescriptors,
+        _ => What::ConnectFailed,
     }
 }
 
@@ -157,6 +171,7 @@ pub fn parcel<W: Wire>(
         prefix: &worker.prefix,
         client: client.peer.ip(),
         authorization: worker.api_key.as_deref(),
+        own_keys: !lane.config.api_keys.is_empty(),
         request_id: &request.id,
         length: match request.head.body {
             BodyLength::None => BodyLength::None,
@@ -232,6 +247,11 @@ impl Sending {
     }
 }
 
+/// Where the body of an answer begins, as far as it can be seen; what follows can then be moved by the kernel.
+fn up_to_body(seen: &[u8]) -> usize {
+    memmem::find(seen, b"\r\n\r\n").map_or(seen.len(), |at| at + 4)
+}
+
 enum Event {
     Bytes(io::Result<Chunk>),
     Pointless(What),
@@ -248,6 +268,9 @@ async fn exchange<W: Wire>(
     parcel: Parcel,
 ) -> Result<(W::Conn, Chunk, usize), Broken> {
     head.reset();
+    if lane.config.relay == Relay::Splice {
+        conn.set_lazy(true);
+    }
     conn.start_send(parcel.first);
     conn.arm();
     let mut sending = Sending { rest: parcel.rest, failed: false, last_us: lane.wire.now_us() };
@@ -268,7 +291,7 @@ async fn exchange<W: Wire>(
                 give_back(lane, sent.ok().flatten());
                 leg.timer.set(leg.deadline_us.min(lane.wire.now_us() + leg.first_byte_us));
             }
-            if let Poll::Ready(got) = conn.poll_recv(cx) {
+            if let Poll::Ready(got) = conn.poll_part(cx, HEAD_SIGHT_BYTES, &mut up_to_body) {
                 return Poll::Ready(Event::Bytes(got));
             }
             if let Some(what) = pointless(lane, client, cx) {

@@ -17,7 +17,7 @@ use super::relay::logprobs::Prefilled;
 use super::{Flow, dispatch, relay, route, settle};
 use crate::config::{Backend, ClientLeaves, Role};
 use crate::fault::{Fault, Side, What};
-use crate::http1::{Method, ResponseHead};
+use crate::http1::{AnswerBody, Method, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
 use crate::lane::wire::{Conn, Wire};
@@ -73,10 +73,13 @@ impl<W: Wire> Flow<W> {
                 Err(fault) => return self.refuse(client, request, fault).await,
             };
             let head = std::mem::take(&mut request.spare_head);
+            let attempt = request.attempts.get() + 1;
             let end = match pair.backend {
                 Backend::VllmNixl => self.in_turn(client, request, pair, head).await,
                 Backend::Sglang | Backend::VllmMooncake => self.side_by_side(client, request, pair, head).await,
             };
+            // A pair is one attempt, however many of its legs went out.
+            request.attempts.set(attempt);
             let pause = match end {
                 End::Passed(outcome, guard) => {
                     let then = settle::settle(lane, request, guard.slot(), guard.era(), outcome);
@@ -100,7 +103,7 @@ impl<W: Wire> Flow<W> {
                     if side == Side::Decode {
                         settle::judge(lane, slot, Err(fault.what));
                     }
-                    match self.after_fault(request, slot, &fault) {
+                    match self.after_fault(request, slot, &fault, side == Side::Decode) {
                         Some(pause) => pause,
                         None => return self.refuse(client, request, fault.of(side)).await,
                     }
@@ -375,7 +378,8 @@ impl<W: Wire> Walk<'_, W> {
             return end;
         }
         let (lane, client, request) = (&*self.flow.lane, self.client, self.request);
-        let prefilled = if self.merges { Prefilled::read(&self.first.body, request.ask.stream) } else { None };
+        let merges = self.merges && answer.head.body != AnswerBody::None;
+        let prefilled = if merges { Prefilled::read(&self.first.body, request.ask.stream) } else { None };
         let mut passing = pin!(async {
             match prefilled {
                 Some(prefilled) => relay::merged(lane, client, request, answer, prefilled).await,
@@ -384,11 +388,12 @@ impl<W: Wire> Walk<'_, W> {
         });
         let passed = poll_fn(|cx| {
             if let Poll::Ready(end) = self.first.poll(cx) {
+                let what = end.too_late(lane);
                 // Tokens that come show that the decode worker has what it needs.
                 if !request.body_begun.get() {
-                    return Poll::Ready(Err(end.what()));
+                    return Poll::Ready(Err(what));
                 }
-                lane.tallies().fault(end.what());
+                lane.tallies().fault(what);
             }
             passing.as_mut().poll(cx).map(Ok)
         })
@@ -399,7 +404,13 @@ impl<W: Wire> Walk<'_, W> {
                     && (outcome.fault.is_none() || self.leaving.may_finish)
                 {
                     // The client need not wait for what only the prefill's worker has still to say.
-                    (self.flow.start)(Box::pin(async move { drop(leg.await) }));
+                    let (permit, lane) = (request.permit.take(), self.flow.lane.clone());
+                    (self.flow.start)(Box::pin(async move {
+                        if let end @ Prefill::Refused(..) = leg.await {
+                            end.too_late(&lane);
+                        }
+                        drop(permit);
+                    }));
                 }
                 End::Passed(outcome, self.decode)
             }
@@ -456,11 +467,15 @@ impl<C: Conn> Prefill<C> {
         }
     }
 
-    /// What went wrong, for counting.
-    fn what(&self) -> What {
+    /// Settles an end that comes too late to be the client's; gives what went wrong, for counting.
+    fn too_late<W: Wire<Conn = C>>(self, lane: &Lane<W>) -> What {
         match self {
+            Prefill::Refused(answer, guard) => {
+                settle::leg(lane, (guard.slot(), guard.era()), None, Ok(answer.head.status));
+                What::BadAnswer
+            }
             Prefill::Failed(fault) => fault.what,
-            _ => What::BadAnswer,
+            Prefill::Done(_) => unreachable!("Running keeps what is done"),
         }
     }
 }
@@ -569,6 +584,8 @@ impl<W: Wire> Errand<W> {
             return Prefill::Refused(answer, self.guard);
         }
         self.accepted.set(true);
+        // It can be as large as the client's body, whose memory is free when the request ends.
+        drop(self.parcel);
         let mut body = Vec::new();
         let keep = self.keep.then_some(&mut body);
         match relay::drain(lane, None, answer, &self.timer, self.deadline_us, keep).await {

@@ -18,6 +18,7 @@ use crate::lane::Lane;
 use crate::lane::timers::Timer;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::metrics::Tally;
+use crate::shared::admission::Permit;
 use crate::shared::memory::Held;
 use crate::shared::roster::Slot;
 
@@ -164,6 +165,9 @@ pub struct Request {
     pub attempts: Cell<u32>,
     /// Share of the process's memory for bodies.
     pub held: Option<Held>,
+    /// The right to go to a worker, where that is limited: from the admission to the end of the answer, or of a
+    /// prefill leg that outlives it.
+    pub permit: Cell<Option<Permit>>,
 }
 
 impl Default for Request {
@@ -188,6 +192,7 @@ impl Default for Request {
             avoid: Vec::new(),
             attempts: Cell::new(0),
             held: None,
+            permit: Cell::new(None),
         }
     }
 }
@@ -219,6 +224,7 @@ impl Request {
         self.avoid.clear();
         self.attempts.set(0);
         self.held = None;
+        self.permit.set(None);
     }
 
     /// The input, to be written: before anything is sent of it.

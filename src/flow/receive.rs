@@ -13,7 +13,9 @@ use crate::flow::passage::{Client, KeyRules, Request};
 use crate::http1::{BodyLength, CONTINUE, Chunked, FieldKind, HeadLimits, Method, Parsed, request_id};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
-use crate::limits::{BODY_TURN_BYTES, RECV_BUFFER_BYTES};
+use crate::limits::{
+    BODY_TURN_BYTES, CHUNK_FRAMING_FACTOR, MAX_CHUNK_EXTENSION_BYTES, MAX_CHUNK_FRAMING_BYTES, RECV_BUFFER_BYTES,
+};
 use crate::metrics::Tally;
 use crate::shared::roster::ROLES;
 
@@ -83,7 +85,12 @@ pub async fn receive<W: Wire>(
         keep_rest(client, request, request.head_len);
         request.complete = true;
     }
-    find_route(lane, request)?;
+    let found = find_route(lane, request);
+    // Before anything is told or read: a stranger's body is not waited for.
+    if !is_open(request) {
+        authenticate(lane, request)?;
+    }
+    found?;
     read_body(lane, client, request).await?;
     request.complete = true;
     Ok(())
@@ -100,6 +107,40 @@ fn identify<W: Wire>(lane: &Lane<W>, request: &mut Request) {
             request.id.extend((0..32).rev().map(|i| b"0123456789abcdef"[(id >> (i * 4)) as usize & 15]));
         }
     }
+}
+
+/// Whether the request is for what anybody may ask: how the gateway is.
+fn is_open(request: &Request) -> bool {
+    let route = ROUTES.get(request.route);
+    route.is_some_and(|route| matches!(route.answer, routes::Answer::Alive | routes::Answer::Ready))
+}
+
+/// Looks for one of the gateway's keys, where it has any.
+fn authenticate<W: Wire>(lane: &Lane<W>, request: &Request) -> Result<(), Fault> {
+    let keys = &lane.config.api_keys;
+    if keys.is_empty() {
+        return Ok(());
+    }
+    // All keys are compared, whichever is right: the time tells nothing.
+    let known = |given: &[u8]| keys.iter().fold(false, |known, key| known | key.is(given));
+    let brought = request.head.fields.iter().filter_map(|field| {
+        let value = field.value.of(&request.input);
+        match field.kind {
+            FieldKind::ApiKey => Some(value),
+            FieldKind::Authorization => bearer(value),
+            _ => None,
+        }
+    });
+    match brought.fold(false, |any, given| any | known(given)) {
+        true => Ok(()),
+        false => Err(What::InvalidApiKey.into()),
+    }
+}
+
+/// The token of `Bearer TOKEN`; the scheme's name has no case.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
 }
 
 fn find_route<W: Wire>(lane: &Lane<W>, request: &mut Request) -> Result<(), Fault> {
@@ -264,8 +305,14 @@ async fn read_chunked<W: Wire>(
             chunked.squeeze(&mut request.input_mut()[payload_end..]).map_err(|_| Fault::from(What::BadChunk))?;
         let (raw_end, done) = (payload_end + squeezed.consumed, squeezed.done);
         payload_end += squeezed.payload;
-        if (payload_end - request.head_len) as u64 > max {
+        let payload = (payload_end - request.head_len) as u64;
+        if payload > max {
             return Err(too_large(max));
+        }
+        if chunked.extensions() > MAX_CHUNK_EXTENSION_BYTES
+            || chunked.framing() > MAX_CHUNK_FRAMING_BYTES + CHUNK_FRAMING_FACTOR * payload
+        {
+            return Err(Fault::with(What::BadChunk, "It is mostly framing."));
         }
         if done {
             if request.input.len() > raw_end {

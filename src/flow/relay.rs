@@ -1,24 +1,31 @@
-//! Relay: a worker's answer goes to the client, by copying.
+//! Relay: a worker's answer goes to the client.
 //!
 //! Takes the answer's head and the connection, gives an outcome after the last byte. The first byte leaves at
-//! once; one chunk at most waits while another is being sent, so a slow client slows the worker down. An
-//! answer that breaks off never ends cleanly.
+//! once; one chunk at most waits while another is being sent, or one pipe is full, so a slow client slows the worker
+//! down. An answer that breaks off never ends cleanly.
+//!
+//! What goes how is decided here, where the framing is known: heads and what stands between chunks are always received
+//! and read, payload is received and sent (`copy`) or moved by the kernel unseen (`splice`).
 
+mod copy;
+mod drain;
 pub mod logprobs;
 mod merge;
+mod splice;
 
+pub use drain::drain;
 pub use merge::merged;
 
-use std::future::poll_fn;
-use std::task::Poll;
+use std::io;
+use std::task::{Context, Poll};
 
+use crate::config::Relay;
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Outcome, Request, Stall, Then, give_back};
+use crate::flow::passage::{Answer, Client, Outcome, Request, Then, give_back};
 use crate::http1::{self, AnswerBody, Chunked, ResponseHead, Version};
 use crate::lane::Lane;
-use crate::lane::timers::Timer;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
-use crate::limits::MAX_KEPT_ANSWER_BYTES;
+use crate::limits::{FRAME_SIGHT_BYTES, PIPELESS_BYTES, RECV_BUFFER_BYTES, SPLICE_BYTES};
 use crate::metrics::Tally;
 
 /// Where the body ends.
@@ -32,6 +39,8 @@ enum Framing {
 struct Piece {
     /// Bytes that belong to this answer.
     len: usize,
+    /// Payload among them.
+    payload: u64,
     /// Whether the answer is complete.
     done: bool,
 }
@@ -51,13 +60,13 @@ impl Framing {
             Framing::Length(left) => {
                 let len = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= len as u64;
-                Ok(Piece { len, done: *left == 0 })
+                Ok(Piece { len, payload: len as u64, done: *left == 0 })
             }
             Framing::Chunked(state) => {
                 let skim = state.skim(bytes).map_err(|_| What::CutBadFraming)?;
-                Ok(Piece { len: skim.consumed, done: skim.done })
+                Ok(Piece { len: skim.consumed, payload: skim.payload, done: skim.done })
             }
-            Framing::UntilClose => Ok(Piece { len: bytes.len(), done: false }),
+            Framing::UntilClose => Ok(Piece { len: bytes.len(), payload: bytes.len() as u64, done: false }),
         }
     }
 
@@ -68,61 +77,174 @@ impl Framing {
             out.extend_from_slice(&bytes[..piece.len]);
             return Ok(piece);
         };
-        let mut len = 0;
+        let (mut len, mut payload) = (0, 0);
         loop {
             let piece = state.next(&bytes[len..]).map_err(|_| What::CutBadFraming)?;
             out.extend_from_slice(&bytes[len..][piece.payload.clone()]);
             len += piece.consumed;
+            payload += piece.payload.len() as u64;
             if piece.done || piece.payload.is_empty() {
-                return Ok(Piece { len, done: piece.done });
+                return Ok(Piece { len, payload, done: piece.done });
             }
         }
+    }
+
+    /// Notes that `n` bytes of payload passed unseen; whether the answer is complete.
+    fn pass(&mut self, n: u64) -> bool {
+        match self {
+            Framing::Length(left) => {
+                *left -= n;
+                *left == 0
+            }
+            Framing::Chunked(state) => {
+                state.pass(n);
+                false
+            }
+            Framing::UntilClose => false,
+        }
+    }
+
+    /// How many of these bytes come before the next payload, or are all that is left of the answer.
+    fn before_payload(&self, seen: &[u8]) -> usize {
+        match self {
+            // What is malformed is taken, and then it is told.
+            Framing::Chunked(state) => { *state }.next(seen).map_or(seen.len(), |piece| piece.payload.start),
+            Framing::Length(_) | Framing::UntilClose => 0,
+        }
+    }
+
+    /// Payload that is left of the current chunk.
+    fn chunk_left(&self) -> u64 {
+        if let Framing::Chunked(state) = self { state.remaining() } else { 0 }
     }
 }
 
 enum Event {
     /// The next bytes are there and the way to the client is free.
     Next(Chunk),
+    /// So many bytes of payload went to the client unseen.
+    Moved(u64),
+    /// There was no pipe for them.
+    NoPipe,
     /// The worker's side ended; whether with a FIN.
     WorkerEnded(bool),
     Fault(What),
 }
 
+/// How the next bytes pass.
+#[derive(Debug, PartialEq, Eq)]
+enum Path {
+    /// They are received and sent.
+    Copy,
+    /// They stand between two chunks: they are received, but nothing that follows them.
+    Frame,
+    /// They are payload, so many at most, and moved by the kernel; `live`: as long as there are many at a time.
+    Splice { left: u64, live: bool },
+}
+
 /// An answer under way: what its framing says and how the client is told.
 struct Passing {
     frame: Framing,
+    relay: Relay,
     /// The client does not know chunks: it is given the payload alone.
     unpack: bool,
     done: bool,
     /// The worker said more than its framing allows.
     excess: bool,
+    /// The last chunk was large, or the last answer on this connection was: what comes next may be, too.
+    large: bool,
+    /// Bytes that came in full buffers, one behind the other.
+    backlog: usize,
+    /// Bytes that are copied before a pipe is asked for again.
+    pipeless: u64,
+    /// What follows the framing that was read last is there already.
+    followed: bool,
 }
 
 impl Passing {
+    fn new(body: AnswerBody, relay: Relay, unpack: bool, large: bool) -> Self {
+        Passing {
+            frame: Framing::new(body),
+            relay,
+            unpack,
+            done: false,
+            excess: false,
+            large,
+            backlog: 0,
+            pipeless: 0,
+            followed: false,
+        }
+    }
+
+    /// How the next bytes are to pass.
+    fn path(&self) -> Path {
+        const MANY: u64 = SPLICE_BYTES as u64;
+        if self.relay == Relay::Copy || self.pipeless > 0 {
+            return Path::Copy;
+        }
+        let all = self.relay == Relay::Splice;
+        match &self.frame {
+            Framing::Length(left) if all || *left >= MANY => Path::Splice { left: *left, live: false },
+            Framing::Chunked(state) => match state.remaining() {
+                0 if all || self.large => Path::Frame,
+                left if left > 0 && (all || left >= MANY) => Path::Splice { left, live: false },
+                _ => Path::Copy,
+            },
+            Framing::UntilClose if all || self.backlog >= SPLICE_BYTES => Path::Splice { left: u64::MAX, live: !all },
+            Framing::Length(_) | Framing::UntilClose => Path::Copy,
+        }
+    }
+
     /// Takes the next bytes; gives what is to be sent of them.
     fn take<W: Wire>(&mut self, lane: &Lane<W>, mut chunk: Chunk) -> Result<Outgoing, What> {
+        self.backlog = if chunk.len() >= RECV_BUFFER_BYTES { self.backlog + chunk.len() } else { 0 };
         if self.unpack {
             let mut out = lane.buffers.take();
             let piece = self.frame.unpack(&chunk, &mut out)?;
-            (self.done, self.excess) = (piece.done, piece.len < chunk.len());
+            self.note(lane, &piece, chunk.len());
             return Ok(Outgoing::Heap(out));
         }
         let piece = self.frame.take(&chunk)?;
-        (self.done, self.excess) = (piece.done, piece.len < chunk.len());
+        self.note(lane, &piece, chunk.len());
         chunk.truncate(piece.len);
-        Ok(Outgoing::Chunk(chunk))
+        // Line and payload leave together where both are there; else nothing waits.
+        let alone = piece.payload == 0 && self.followed && !self.done;
+        Ok(if alone { Outgoing::Ahead(chunk.into_vec()) } else { Outgoing::Chunk(chunk) })
+    }
+
+    fn note<W: Wire>(&mut self, lane: &Lane<W>, piece: &Piece, given: usize) {
+        (self.done, self.excess) = (piece.done, piece.len < given);
+        self.pipeless = self.pipeless.saturating_sub(piece.payload);
+        lane.count(Tally::RelayCopied, piece.payload);
+    }
+
+    /// Notes what passed unseen.
+    fn moved(&mut self, n: u64) {
+        self.backlog = 0;
+        self.done = self.frame.pass(n);
     }
 
     /// Takes what came with the head, behind which it is sent.
-    fn first(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
+    fn first<W: Wire>(&mut self, lane: &Lane<W>, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
         let taken = if self.unpack {
             self.frame.unpack(bytes, out)
         } else {
             self.frame.take(bytes).inspect(|piece| out.extend_from_slice(&bytes[..piece.len]))
         };
         let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
-        (self.done, self.excess) = (piece.done, piece.len < bytes.len());
+        self.note(lane, &piece, bytes.len());
         Ok(())
+    }
+
+    /// Receives what stands before the next payload.
+    fn poll_frame<C: Conn>(&mut self, conn: &C, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+        let (frame, followed) = (&self.frame, &mut self.followed);
+        *followed = false;
+        conn.poll_part(cx, FRAME_SIGHT_BYTES, &mut |seen| {
+            let len = frame.before_payload(seen);
+            *followed = len < seen.len();
+            len
+        })
     }
 }
 
@@ -146,21 +268,23 @@ pub async fn relay<W: Wire>(
     let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
     http1::response_head(&mut out, &head, &chunk, &told);
     chunk.advance(head_len);
-    let mut passing = Passing { frame: Framing::new(head.body), unpack, done: false, excess: false };
-    passing.first(&chunk, &mut out)?;
+    let mut passing = Passing::new(head.body, lane.config.relay, unpack, conn.is_lazy());
+    passing.first(lane, &chunk, &mut out)?;
     request.body_begun.set(!chunk.is_empty());
     drop(chunk);
-    // A next part is asked for in the same turn that sends this one.
-    if !passing.done {
-        conn.arm();
-    }
     client.fragile.set(until_close);
+    lane.count(Tally::RelayEvents, 1);
     client.send(lane, Outgoing::Heap(out));
     request.answered_us.set(lane.wire.now_us());
     let ended = pass(lane, client, request, &conn, &mut passing).await;
     // An answer that came before the whole request was sent leaves the connection half used.
     let by_close = matches!(passing.frame, Framing::UntilClose);
-    let reusable = head.keep_alive && !passing.excess && !conn.is_sending() && !by_close;
+    if lane.config.relay == Relay::Auto && matches!(head.body, AnswerBody::Length(n) if n >= SPLICE_BYTES as u64) {
+        // It may have been received before its length was known; the next one is left in the kernel from its first byte.
+        conn.set_lazy(true);
+    }
+    let silent = !conn.is_lazy() || conn.is_silent();
+    let reusable = head.keep_alive && !passing.excess && silent && !conn.is_sending() && !by_close;
     let conn = if ended.is_ok() && reusable && collect(lane, &conn) { Some(conn) } else { None };
     Ok(finish(lane, client, request, until_close, ended, conn, head).await)
 }
@@ -205,79 +329,42 @@ async fn pass<W: Wire>(
 ) -> Result<(), What> {
     let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     while !passing.done {
-        match wait(lane, client, conn, deadline).await {
+        let path = passing.path();
+        conn.set_lazy(path != Path::Copy);
+        let event = match path {
+            Path::Copy => {
+                // The next part is asked for in the same turn that sends this one.
+                conn.arm();
+                copy::next(lane, client, |cx| conn.poll_recv(cx), deadline).await
+            }
+            Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), deadline).await,
+            Path::Splice { left, live } => splice::splice(lane, client, conn, (left, live), deadline).await,
+        };
+        match event {
             Event::Next(chunk) => {
-                client.send(lane, passing.take(lane, chunk)?);
+                let out = passing.take(lane, chunk)?;
+                if !out.is_empty() {
+                    lane.count(Tally::RelayEvents, 1);
+                    client.send(lane, out);
+                }
                 request.body_begun.set(true);
             }
+            Event::Moved(n) => {
+                passing.moved(n);
+                request.body_begun.set(true);
+            }
+            Event::NoPipe => passing.pipeless = PIPELESS_BYTES,
             Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) => return Ok(()),
             Event::WorkerEnded(_) => return Err(What::Cut),
             Event::Fault(fault) => return Err(fault),
         }
-        if !passing.done {
-            conn.arm();
-        }
+        passing.large = match path {
+            Path::Copy => false,
+            Path::Frame => !(1..SPLICE_BYTES as u64).contains(&passing.frame.chunk_left()),
+            Path::Splice { .. } => true,
+        };
     }
     Ok(())
-}
-
-/// Reads an answer to its end without passing it on. The connection comes back if it may serve another request, and
-/// the head. The body is put into `keep`, up to so many bytes of it. A `client` that is given is watched.
-///
-/// # Errors
-/// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
-/// kept, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
-/// [`What::ShuttingDown`].
-pub async fn drain<W: Wire>(
-    lane: &Lane<W>,
-    client: Option<&Client<W::Conn>>,
-    answer: Answer<W::Conn>,
-    timer: &Timer,
-    deadline_us: u64,
-    mut keep: Option<&mut Vec<u8>>,
-) -> Result<(Option<W::Conn>, ResponseHead), Fault> {
-    let Answer { conn, head, mut chunk, head_len } = answer;
-    chunk.advance(head_len);
-    let mut frame = Framing::new(head.body);
-    loop {
-        let taken = match &mut keep {
-            Some(body) => {
-                let taken = frame.unpack(&chunk, body);
-                if body.len() > MAX_KEPT_ANSWER_BYTES {
-                    return Err(Fault::with(What::BadAnswer, "It is too long for what has to be read of it."));
-                }
-                taken
-            }
-            None => frame.take(&chunk),
-        };
-        let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
-        if piece.done {
-            let reusable = head.keep_alive && piece.len == chunk.len() && !conn.is_sending() && collect(lane, &conn);
-            return Ok((reusable.then_some(conn), head));
-        }
-        timer.set(lane.stall_deadline(deadline_us));
-        let next = poll_fn(|cx| {
-            if lane.is_ending() {
-                return Poll::Ready(Err(What::ShuttingDown));
-            }
-            if let Poll::Ready(got) = conn.poll_recv(cx) {
-                return Poll::Ready(Ok(got));
-            }
-            if client.is_some_and(|client| client.has_left(lane, cx)) {
-                return Poll::Ready(Err(What::ClientGone));
-            }
-            timer.poll_due(cx).map(|()| {
-                let stalled = lane.wire.now_us() < deadline_us;
-                Err(if stalled { What::FirstByteTimeout } else { What::RequestTimeout })
-            })
-        })
-        .await?;
-        chunk = match next {
-            Ok(chunk) if !chunk.is_empty() => chunk,
-            Ok(_) if matches!(frame, Framing::UntilClose) => return Ok((None, head)),
-            _ => return Err(What::WorkerReset.into()),
-        };
-    }
 }
 
 /// Ends an answer that broke off. What arrived before the break is the client's, only the end is withheld: a
@@ -297,39 +384,4 @@ fn collect<W: Wire>(lane: &Lane<W>, conn: &W::Conn) -> bool {
         }
         _ => false,
     }
-}
-
-/// Waits until the next bytes are there and the client has taken the last ones. The deadline runs on for the
-/// worker while it is waited for, the stall clock for the client while that is.
-async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, conn: &W::Conn, deadline: u64) -> Event {
-    let mut next: Option<Chunk> = None;
-    let mut stall = None;
-    client.timer.set(lane.stall_deadline(deadline));
-    poll_fn(|cx| {
-        if lane.is_ending() {
-            return Poll::Ready(Event::Fault(What::CutEnding));
-        }
-        if next.is_none() {
-            match conn.poll_recv(cx) {
-                Poll::Ready(Ok(chunk)) if !chunk.is_empty() => next = Some(chunk),
-                Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
-                Poll::Pending if client.has_left(lane, cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
-                Poll::Pending => {
-                    let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
-                    return client.timer.poll_due(cx).map(|()| Event::Fault(late));
-                }
-            }
-        }
-        match client.conn.poll_sent(cx) {
-            Poll::Ready(Ok(sent)) => {
-                give_back(lane, sent);
-                Poll::Ready(Event::Next(next.take().expect("received above")))
-            }
-            Poll::Ready(Err(_)) => Poll::Ready(Event::Fault(What::ClientLeft)),
-            Poll::Pending => {
-                stall.get_or_insert_with(Stall::default).poll(lane, client, deadline, cx).map(Event::Fault)
-            }
-        }
-    })
-    .await
 }

@@ -42,18 +42,20 @@ impl Budget {
 
 impl<W: Wire> Flow<W> {
     /// Whether a fault is followed by another attempt: the pause before it in microseconds, if so. The worker is noted
-    /// as tried.
-    pub(super) fn after_fault(&self, request: &mut Request, slot: Slot, fault: &Fault) -> Option<u64> {
-        // What no worker has seen costs none of them anything.
-        let unseen = fault.row().retry;
+    /// as tried. `begun`: another worker may have worked on the request, as a prefill worker has when its partner cannot
+    /// be reached.
+    pub(super) fn after_fault(&self, request: &mut Request, slot: Slot, fault: &Fault, begun: bool) -> Option<u64> {
+        let refused = fault.row().retry;
         let unanswered = matches!(fault.what, What::WorkerReset | What::FirstByteTimeout);
-        if !(unseen || unanswered && self.lane.config.retry.unanswered) {
+        if !(refused || unanswered && self.lane.config.retry.unanswered) {
             return None;
         }
+        // What no worker has seen costs none of them anything.
+        let unseen = refused && !begun;
         let again = request.avoid.contains(&slot);
         request.avoid.push(slot);
         let pause = if unseen { 0 } else { self.backoff_us(request) };
-        let may = request.attempts.get() < self.lane.config.max_attempts && (!unseen || !again);
+        let may = request.attempts.get() < self.lane.config.max_attempts && !(refused && again);
         (may && (unseen || self.budget.spend())).then(|| self.granted(pause))
     }
 
@@ -76,7 +78,7 @@ impl<W: Wire> Flow<W> {
         }
         request.avoid.push(slot);
         // Another worker did not ask for a pause.
-        let asked = if self.has_other(request, |_| true) { None } else { answer.retry_after_secs() };
+        let asked = if self.has_peer(request, slot) { None } else { answer.retry_after_secs() };
         let asked_us = asked.unwrap_or(0).saturating_mul(1_000_000);
         if asked_us > MAX_RETRY_AFTER_US || !self.budget.spend() {
             return None;
@@ -93,6 +95,17 @@ impl<W: Wire> Flow<W> {
     fn another_holder(&self, request: &mut Request, slot: Slot) -> bool {
         request.avoid.push(slot);
         self.has_other(request, |worker| worker.role != Role::Prefill) && request.attempts.get() < MAX_HOLDER_TRIES
+    }
+
+    /// Whether some worker that does what this one does, in its role and for a model of its, is usable and was not
+    /// tried.
+    fn has_peer(&self, request: &Request, slot: Slot) -> bool {
+        let view = self.lane.view.borrow();
+        let Some(asked) = view.workers().find(|worker| worker.slot == slot) else { return false };
+        let shares = |worker: &Worker| worker.models.iter().any(|model| asked.models.contains(model));
+        self.has_other(request, |worker| {
+            worker.role == asked.role && (shares(worker) || asked.models.is_empty() && worker.models.is_empty())
+        })
     }
 
     /// Whether some worker that `may` is usable and was not tried.
@@ -112,15 +125,12 @@ impl<W: Wire> Flow<W> {
         (pause * (1.0 + retry.jitter * dice)) as u64
     }
 
-    /// Waits, unless that loses its point.
+    /// Waits, unless that loses its point: nothing is tried again for a client that has left.
     ///
     /// # Errors
     /// [`What::ClientGone`], [`What::RequestTimeout`], [`What::ShuttingDown`].
     pub(super) async fn pause(&self, client: &Client<W::Conn>, request: &Request, pause_us: u64) -> Result<(), What> {
         let lane = &*self.lane;
-        if pause_us == 0 {
-            return Ok(());
-        }
         let until = lane.wire.now_us() + pause_us;
         let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
         client.timer.set(until.min(deadline));
@@ -130,6 +140,9 @@ impl<W: Wire> Flow<W> {
             }
             if lane.is_ending() {
                 return Poll::Ready(Err(What::ShuttingDown));
+            }
+            if pause_us == 0 {
+                return Poll::Ready(Ok(()));
             }
             client.timer.poll_due(cx).map(|()| if until < deadline { Ok(()) } else { Err(What::RequestTimeout) })
         })

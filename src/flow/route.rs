@@ -83,8 +83,8 @@ impl Default for Want<'_> {
 /// of lanes should agree within a second, because they stamp what lanes share (sticky keys, prefixes).
 ///
 /// # Errors
-/// [`What::ModelUnknown`] when no worker serves the model, [`What::NoWorker`] when none of those that do is usable,
-/// when some worker's models are not known yet, or when the worker that was named cannot serve.
+/// [`What::ModelUnknown`] when no worker serves the model, [`What::WorkersFull`] when all of those that can be used have
+/// as many requests as they may, [`What::NoWorker`] when none of those that do is usable, when some worker's models are not known yet, or when the worker that was named cannot serve.
 #[inline]
 pub fn choose(
     view: &mut View,
@@ -110,7 +110,7 @@ pub fn choose(
 /// worker that cannot be had gives the prefill worker back.
 ///
 /// # Errors
-/// [`What::NoWorker`] when no complete pair is usable.
+/// [`What::NoWorker`] when no complete pair is usable, [`What::WorkersFull`] when there is no room for one.
 pub fn choose_pair(
     view: &mut View,
     prefill_pool: PoolId,
@@ -120,9 +120,10 @@ pub fn choose_pair(
     rng: &mut fastrand::Rng,
     tallies: &tallies::Lane,
 ) -> Result<(LoadGuard, LoadGuard), Fault> {
-    let mut avoid = Vec::new();
+    // Members of groups without a usable decode worker; and those with the workers that were tried.
+    let (mut useless, mut avoid) = (Vec::new(), Vec::new());
     loop {
-        let want = Want { avoid: if avoid.is_empty() { prefill.avoid } else { &avoid }, ..*prefill };
+        let want = Want { avoid: if useless.is_empty() { prefill.avoid } else { &avoid }, ..*prefill };
         let first = choose_of(view, prefill_pool, &want, now_us, rng, tallies)
             .map_err(|fault| Fault::with(fault.what, format!("Prefill: {}", fault.detail)))?;
         let mates = view.mates(prefill_pool, first.slot(), first.era());
@@ -131,14 +132,18 @@ pub fn choose_pair(
             Some(Err(fault)) => Fault::with(fault.what, format!("Decode: {}", fault.detail)),
             None => Fault::with(What::NoWorker, "No decode worker goes with the prefill worker."),
         };
-        // Workers of another group may make a pair. Who was avoided and is chosen all the same is the last one.
-        if want.avoid.contains(&first.slot()) {
-            return Err(fault);
+        // Workers of another group may make a pair, tried ones too if no other does. Who is useless and is chosen all
+        // the same is the last one.
+        if useless.contains(&first.slot()) {
+            if avoid.len() == useless.len() {
+                return Err(fault);
+            }
+            avoid.clone_from(&useless);
+            continue;
         }
-        if avoid.is_empty() {
-            avoid.extend_from_slice(prefill.avoid);
-        }
-        avoid.extend(view.mated(prefill_pool, mates));
+        useless.extend(view.mated(prefill_pool, mates));
+        avoid.clone_from(&useless);
+        avoid.extend(prefill.avoid.iter().filter(|slot| !useless.contains(slot)));
     }
 }
 
@@ -157,10 +162,13 @@ fn choose_of(
     let mut field = Field { pool, reading, now_us, want, till };
     let chosen = match target {
         Some(at) => target::choose(&mut field, at),
-        None => field.choose().or_else(|| {
-            let tried = !std::mem::take(&mut field.till.avoid).is_empty();
-            if tried { field.choose() } else { None }
-        }),
+        None => field
+            .choose()
+            .or_else(|| {
+                let tried = !std::mem::take(&mut field.till.avoid).is_empty();
+                if tried { field.choose() } else { None }
+            })
+            .or_else(|| if want.routing.panic { field.least_bad() } else { None }),
     };
     match chosen {
         Some(guard) => {
@@ -223,7 +231,7 @@ impl Field<'_> {
     fn weight(&self, at: usize) -> Option<u32> {
         let slot = self.pool.slots[at];
         let Till { shared, avoid, .. } = self.till;
-        let word = view::weighed(shared.load.word(slot), shared.vitals.vital(slot));
+        let word = view::weighed(shared.load.offer(slot), shared.vitals.vital(slot));
         (word != CLOSED && !avoid.contains(&slot)).then(|| Word(word).in_flight())
     }
 
@@ -284,6 +292,31 @@ impl Field<'_> {
         self.till.reserve(Candidates { slots: &slots, eras: &eras, words: &mut words, by: By::Load, start: &mut 0 })
     }
 
+    /// Reserves the least bad member of a pool in which nobody is usable: not draining, not tried by this request, let in
+    /// by the probes, the fewest in flight with what failures weigh.
+    #[cold]
+    fn least_bad(&mut self) -> Option<LoadGuard> {
+        let Till { shared, work, .. } = self.till;
+        let mut failures = 0;
+        loop {
+            let members = self.pool.slots.iter().zip(&self.pool.eras);
+            let open = members.filter_map(|(&slot, &era)| {
+                let (word, vital) = (shared.load.word(slot), shared.vitals.vital(slot));
+                let load = word.in_flight().saturating_add(vital.weight(word.in_flight()));
+                let order = (self.want.avoid.contains(&slot), vital.health() != Health::Ready, load, word.processed());
+                (vital.health() != Health::Draining && !word.is_full()).then_some((order, slot, era, word))
+            });
+            let (_, slot, era, word) = open.min_by_key(|(order, ..)| *order)?;
+            if failures >= RESERVE_TRIES {
+                return shared.load.reserve_unconditional(slot, era, work);
+            }
+            match shared.load.reserve(slot, era, word, work) {
+                Ok(guard) => return Some(guard),
+                Err(_) => failures += 1,
+            }
+        }
+    }
+
     /// Reserves the best of the whole pool, by the lane's copy of the words; `None` when all are closed.
     fn reserve_of_all(&mut self, by: By) -> Option<LoadGuard> {
         let (pool, Reading { words, start, .. }) = (self.pool, &mut *self.reading);
@@ -303,9 +336,11 @@ impl Till<'_> {
         while let Some(at) = view::best(words, by, *start) {
             let (slot, era) = (slots[at], eras[at]);
             let vital = self.shared.vitals.vital(slot);
-            if !vital.usable() {
-                words[at] = CLOSED;
-                continue;
+            if !vital.takes_all() {
+                match self.try_out(slot, era, &mut words[at]) {
+                    None => continue,
+                    tried => return tried,
+                }
             }
             let word = self.unweighed(slot, words[at], vital);
             let tries = if word.in_flight() == 0 { slots.len() + RESERVE_TRIES } else { RESERVE_TRIES };
@@ -317,7 +352,8 @@ impl Till<'_> {
             };
             match reserved {
                 Ok(guard) => {
-                    words[at] = word.reserved(self.work).map_or(CLOSED, |next| view::weighed(next, vital));
+                    let next = word.reserved(self.work).map(|next| next.within(load.most()));
+                    words[at] = next.map_or(CLOSED, |next| view::weighed(next, vital));
                     return Some(guard);
                 }
                 Err(_) if failures >= tries => words[at] = CLOSED,
@@ -336,13 +372,28 @@ impl Till<'_> {
 }
 
 impl Till<'_> {
+    /// Gives a half-open worker a request, if it has a place for a trial: that bounds what it gets, so nothing is
+    /// compared. Puts its word right; closes it where it gets nothing.
+    #[cold]
+    fn try_out(&self, slot: Slot, era: u32, copy: &mut u64) -> Option<LoadGuard> {
+        let Shared { load, vitals, .. } = self.shared;
+        *copy = CLOSED;
+        let vital = vitals.vital(slot);
+        // It may have closed since it was looked at.
+        let trial = if vital.takes_all() { None } else { Some(vitals.try_trial(slot).filter(|_| vital.usable())?) };
+        let guard = load.reserve_unconditional(slot, era, self.work)?;
+        let guard = if let Some(trial) = trial { guard.on_trial(trial) } else { guard };
+        *copy = view::weighed(load.word(slot), vitals.vital(slot));
+        Some(guard)
+    }
+
     /// The word of which `weighed` is what was compared; one that no slot has, if it has changed since.
     #[inline]
     fn unweighed(&self, slot: Slot, weighed: u64, vital: Vital) -> Word {
         if vital.failures() == 0 {
             return Word(weighed);
         }
-        let word = self.shared.load.word(slot);
+        let word = self.shared.load.offer(slot);
         if view::weighed(word, vital) == weighed { word } else { Word(CLOSED) }
     }
 }
@@ -377,18 +428,23 @@ fn unknown(view: &View, want: &Want) -> Fault {
 
 #[cold]
 fn nobody(view: &mut View, id: PoolId) -> Fault {
-    let vitals = &view.shared().vitals;
+    let Shared { vitals, load, .. } = view.shared();
     let (pool, _) = view.pool(id);
     let count = |health| pool.slots.iter().filter(|&&slot| vitals.health(slot) == health).count();
-    let [pending, ready, unhealthy, draining] =
-        [Health::Pending, Health::Ready, Health::Unhealthy, Health::Draining].map(count);
+    if pool.slots.iter().any(|&slot| vitals.usable(slot) && load.offer(slot).is_full()) {
+        return What::WorkersFull.into();
+    }
+    let [pending, ready, unhealthy, draining] = Health::ALL.map(count);
+    let is_out = |&&slot: &&Slot| vitals.health(slot) == Health::Ready && vitals.vital(slot).is_out();
+    let out = pool.slots.iter().filter(is_out).count();
     Fault::with(
         What::NoWorker,
         format!(
             "Of {} workers {pending} are pending, {unhealthy} unhealthy, {draining} draining, {} without an address, \
-             {ready} full.",
+             {out} out for their failures, {} full.",
             pool.slots.len() + pool.unresolved,
-            pool.unresolved
+            pool.unresolved,
+            ready - out
         ),
     )
 }

@@ -35,7 +35,7 @@ pub fn leg<W: Wire>(lane: &Lane<W>, (slot, era): (Slot, u32), conn: Option<W::Co
     judge(lane, slot, end);
 }
 
-/// Notes how a worker did, for the choice of workers: answers of the classes 2xx to 4xx are good, 429 and 503 say that
+/// Notes how a worker did, for its breaker and the choice of workers: answers of the classes 2xx to 4xx are good, 429 and 503 say that
 /// it has enough to do and nothing else, other 5xx are failures; so are faults that are its own.
 pub fn judge<W: Wire>(lane: &Lane<W>, slot: Slot, end: Result<u16, What>) {
     let well = match end {
@@ -44,7 +44,9 @@ pub fn judge<W: Wire>(lane: &Lane<W>, slot: Slot, end: Result<u16, What>) {
         Err(fault) if fault.row().whose == Whose::Worker => false,
         Err(_) => return,
     };
-    lane.shared.vitals.ended(slot, well);
+    if lane.shared.vitals.ended(slot, well) {
+        lane.shared.try_open(slot);
+    }
 }
 
 /// Counts a request that ended with a status; 0 for one that was cut.

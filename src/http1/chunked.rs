@@ -87,6 +87,10 @@ pub struct Chunked {
     seen: u32,
     /// The size so far; in `Data`: what is left of the chunk.
     left: u64,
+    /// Bytes so far that were no payload.
+    framing: u64,
+    /// Those of them that were extensions, or white space before them.
+    extensions: u64,
 }
 
 impl Chunked {
@@ -103,6 +107,16 @@ impl Chunked {
     /// Whether the message ended.
     pub fn done(&self) -> bool {
         self.at == At::Done
+    }
+
+    /// Bytes of framing so far, over all chunks.
+    pub fn framing(&self) -> u64 {
+        self.framing
+    }
+
+    /// Bytes of chunk extensions so far, over all chunks.
+    pub fn extensions(&self) -> u64 {
+        self.extensions
     }
 
     /// Notes that `n` payload bytes of the current chunk were moved past the decoder.
@@ -146,12 +160,14 @@ impl Chunked {
             if self.at == At::Data {
                 let here = usize::try_from(self.left).unwrap_or(usize::MAX).min(input.len() - i);
                 self.pass(here as u64);
+                self.framing += i as u64;
                 return Ok(Piece { consumed: i + here, payload: i..i + here, done: false });
             }
             let Some(b) = input.get(i) else { break };
             self.frame(*b)?;
             i += 1;
         }
+        self.framing += i as u64;
         Ok(Piece { consumed: i, payload: i..i, done: self.done() })
     }
 
@@ -179,12 +195,12 @@ impl Chunked {
         self.at = match (self.at, b) {
             (At::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => self.digit(b)?,
             (At::Size, b'\r') if self.digits > 0 => At::SizeLf,
-            (At::Size, b';') if self.digits > 0 => self.size_line(At::Extension)?,
-            (At::Size, b' ' | b'\t') if self.digits > 0 => self.size_line(At::Blank)?,
-            (At::Blank, b' ' | b'\t') => self.size_line(At::Blank)?,
-            (At::Blank, b';') => self.size_line(At::Extension)?,
+            (At::Size, b';') if self.digits > 0 => self.extension(At::Extension)?,
+            (At::Size, b' ' | b'\t') if self.digits > 0 => self.extension(At::Blank)?,
+            (At::Blank, b' ' | b'\t') => self.extension(At::Blank)?,
+            (At::Blank, b';') => self.extension(At::Extension)?,
             (At::Extension, b'\r') => At::SizeLf,
-            (At::Extension, b) if is_value_byte(b) => self.size_line(At::Extension)?,
+            (At::Extension, b) if is_value_byte(b) => self.extension(At::Extension)?,
             (At::SizeLf, b'\n') => {
                 self.digits = 0;
                 self.seen = 0;
@@ -215,6 +231,11 @@ impl Chunked {
         self.digits += 1;
         self.left = self.left << 4 | u64::from(value);
         self.size_line(At::Size)
+    }
+
+    fn extension(&mut self, at: At) -> Result<At, BadChunk> {
+        self.extensions += 1;
+        self.size_line(at)
     }
 
     fn size_line(&mut self, at: At) -> Result<At, BadChunk> {
@@ -257,6 +278,18 @@ mod tests {
         assert!(c.skim(b"\r\n0\r\n\r\n").unwrap().done);
         assert!(c.done());
         assert_eq!(c.skim(b"more").unwrap(), Skim { consumed: 0, payload: 0, done: true });
+    }
+
+    #[test]
+    fn framing_and_extensions_are_counted_over_all_chunks() {
+        let wire = b"5\r\nhello\r\n6 ;a=1\r\n world\r\n0;b\r\nX-T: 1\r\n\r\nGET /";
+        for cut in 0..wire.len() {
+            let mut c = Chunked::new();
+            let skim = c.skim(&wire[..cut]).unwrap();
+            let rest = c.skim(&wire[skim.consumed..]).unwrap();
+            let payload = skim.payload + rest.payload;
+            assert_eq!((c.extensions(), c.framing()), (7, (wire.len() - 5) as u64 - payload), "cut at {cut}");
+        }
     }
 
     #[test]

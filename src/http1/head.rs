@@ -106,6 +106,8 @@ pub enum FieldKind {
     Host,
     /// Authorization: passes, or is replaced by the worker's key.
     Authorization,
+    /// `x-api-key`: passes, unless clients show the gateway's own keys.
+    ApiKey,
     /// Expect: answered here.
     Expect,
     /// A request id: 0 `x-request-id`, 1 `x-correlation-id`, 2 `x-trace-id`, 3 `request-id`. The first is replaced,
@@ -143,6 +145,7 @@ fn classify(name: &[u8]) -> FieldKind {
         6 if is("expect") => FieldKind::Expect,
         7 if is("upgrade") => FieldKind::Upgrade,
         7 if is("trailer") => FieldKind::HopByHop,
+        9 if is("x-api-key") => FieldKind::ApiKey,
         10 if is("connection") => FieldKind::Connection,
         10 if is("keep-alive") => FieldKind::HopByHop,
         10 if is("x-trace-id") => FieldKind::RequestId(2),

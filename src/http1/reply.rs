@@ -49,8 +49,10 @@ pub fn error(out: &mut Vec<u8>, fault: &Fault, extra: &Extra<'_>) {
     put(out, fault.prefix().as_bytes());
     put(out, row.code.as_bytes());
     put(out, b"\r\n");
-    if matches!(row.status, 429 | 503) {
-        put(out, b"retry-after: 1\r\n");
+    match row.status {
+        401 => put(out, b"www-authenticate: Bearer\r\n"),
+        429 | 503 => put(out, b"retry-after: 1\r\n"),
+        _ => {}
     }
     put(out, b"\r\n");
     // The body came first because the head states its length: now it changes places with the head.

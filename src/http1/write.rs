@@ -18,6 +18,8 @@ pub struct Forward<'a> {
     pub client: IpAddr,
     /// A worker's key: replaces the client's Authorization with `Bearer KEY`; `None`: the client's passes.
     pub authorization: Option<&'a str>,
+    /// The client's Authorization and `x-api-key` are for the gateway: neither passes.
+    pub own_keys: bool,
     /// Written as `x-request-id`, in place of the client's.
     pub request_id: &'a [u8],
     /// How the body will be framed.
@@ -200,7 +202,8 @@ fn host<'a>(head: &RequestHead, buf: &'a [u8]) -> &'a [u8] {
 fn passes_up(line: &Field, buf: &[u8], f: &Forward<'_>) -> bool {
     match line.kind {
         FieldKind::Pass | FieldKind::ContentType | FieldKind::ForwardedProto => true,
-        FieldKind::Authorization => f.authorization.is_none(),
+        FieldKind::Authorization => f.authorization.is_none() && !f.own_keys,
+        FieldKind::ApiKey => !f.own_keys,
         FieldKind::RequestId(place) => place != 0,
         FieldKind::RoutingKey => !is_own(line.name.of(buf)),
         FieldKind::Host | FieldKind::ForwardedFor => false, // written anew

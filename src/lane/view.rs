@@ -253,8 +253,9 @@ impl Reading {
 #[inline]
 pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) -> Totals {
     let mut totals = Totals::default();
+    let most = shared.load.most();
     for (copy, &slot) in words.iter_mut().zip(slots) {
-        let word = shared.load.word(slot);
+        let word = shared.load.word(slot).within(most);
         *copy = weighed(word, shared.vitals.vital(slot));
         if *copy != CLOSED {
             totals.in_flight += u64::from(word.in_flight());

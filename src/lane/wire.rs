@@ -9,6 +9,7 @@
 pub mod bufring;
 pub mod chunk;
 pub mod driver;
+pub mod pipe;
 pub mod ring;
 pub mod socket;
 
@@ -30,9 +31,45 @@ pub trait Wire: 'static {
     fn now_us(&self) -> u64;
 }
 
+/// Bytes on their way between two connections, in the kernel.
+pub trait Pipe: Sized + 'static {
+    /// An empty pipe that holds so many bytes, or fewer where the system allows fewer.
+    ///
+    /// # Errors
+    /// When there is none to be had, or none that would be of use.
+    fn open(bytes: usize) -> io::Result<Self>;
+
+    /// Bytes in it.
+    fn held(&self) -> usize;
+}
+
+/// The pipe of a wire that has none.
+pub enum NoPipe {}
+
+impl Pipe for NoPipe {
+    fn open(_: usize) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn held(&self) -> usize {
+        match *self {}
+    }
+}
+
+/// What came of drawing from a connection.
+pub enum Drawn {
+    /// So many bytes are in the pipe; 0 is the end of the peer's stream.
+    Piped(usize),
+    /// This was received before; it goes first.
+    Received(Chunk),
+}
+
 /// One stream socket. At most one receive and one send are in flight at a time; both belong to the
 /// connection and outlive the futures that look at them.
 pub trait Conn: 'static {
+    /// What bytes move through from one connection to another without being seen.
+    type Pipe: Pipe;
+
     /// Asks for the next bytes now, so that the request for them travels with what is already queued.
     /// Does nothing while a receive is in flight.
     fn arm(&self);
@@ -43,6 +80,38 @@ pub trait Conn: 'static {
     /// Appends up to `max` bytes to `to`; 0 is the end of the peer's stream. The vector travels into the
     /// operation and comes back: while pending, `to` is left empty.
     fn poll_fill(&self, cx: &mut Context<'_>, to: &mut Vec<u8>, max: usize) -> Poll<io::Result<usize>>;
+
+    /// On a lazy connection what arrives stays in the kernel until somebody asks for it, on any other it is received as
+    /// it comes, which is cheaper for small pieces. What was received already is given first. A wire that moves
+    /// nothing through pipes need not know the difference.
+    fn set_lazy(&self, _lazy: bool) {}
+
+    /// Whether the connection is lazy.
+    fn is_lazy(&self) -> bool {
+        false
+    }
+
+    /// The next bytes; of a lazy connection as many as `pick` says (at least 1) of those in sight, which are `sight` at
+    /// most and not all that are there.
+    fn poll_part(
+        &self,
+        cx: &mut Context<'_>,
+        _sight: usize,
+        _pick: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> Poll<io::Result<Chunk>> {
+        self.poll_recv(cx)
+    }
+
+    /// Moves up to `max` bytes of a lazy connection into a pipe. While the pipe holds bytes, pending may mean that it is
+    /// full, and nobody is woken for this connection: pour first.
+    fn poll_draw(&self, _: &mut Context<'_>, _pipe: &mut Self::Pipe, _max: usize) -> Poll<io::Result<Drawn>> {
+        Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// Moves what a pipe holds to the peer, as far as the socket takes it at once. No send may be in flight.
+    fn poll_pour(&self, _: &mut Context<'_>, _pipe: &mut Self::Pipe) -> Poll<io::Result<usize>> {
+        Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Puts bytes back that were received too early; the next receive gives them again.
     fn unread(&self, chunk: Chunk);

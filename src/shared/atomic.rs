@@ -3,4 +3,4 @@
 //!
 //! Takes nothing, gives types. Never more than what those sources use.
 
-pub use std::sync::atomic::{AtomicU64, Ordering};
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -13,9 +13,11 @@
 //! reuse of a slot, gets its order from [`super::roster::Roster::saw`] and `oldest_seen`.
 
 use std::fmt;
+use std::sync::OnceLock;
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::roster::Slot;
+use super::vitals::{Trial, Vitals};
 use crate::limits::{IN_FLIGHT_BITS, MAX_WORKERS, PROCESSED_BITS, WORK_BYTES};
 
 /// One request in flight, as it stands in the packed word.
@@ -60,6 +62,12 @@ impl Word {
         self.in_flight() == MOST_IN_FLIGHT
     }
 
+    /// The word as choices take it where a worker may have `most` requests: a full one when it has them.
+    #[inline]
+    pub const fn within(self, most: u32) -> Word {
+        if self.in_flight() < most { self } else { Word(self.0 | (MOST_IN_FLIGHT as u64) << PROCESSED_BITS) }
+    }
+
     /// The word after one more reservation that brings so much work; `None` when it is full. Processed wraps without a
     /// carry.
     #[inline]
@@ -77,12 +85,34 @@ impl Word {
 pub struct Load {
     // Dense, eight to a cache line: a selection reads all of them, and reading is what there is most of.
     pub(super) words: Box<[AtomicU64]>,
+    /// Most requests in flight that a worker may have. Written once, before the lanes start.
+    most: AtomicU32,
+    /// Where guards give their trials back; known from the first one on.
+    vitals: OnceLock<&'static Vitals>,
 }
 
 impl Load {
-    /// Every slot idle.
+    /// Every slot idle, and no limit but that of the word.
     pub fn new() -> Self {
-        Load { words: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect() }
+        let words = (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect();
+        Load { words, most: AtomicU32::new(MOST_IN_FLIGHT), vitals: OnceLock::new() }
+    }
+
+    /// Sets how many requests in flight a worker may have, before anybody reserves; 0: as many as the word holds.
+    pub fn limit(&self, most: u32) {
+        self.most.store(if most == 0 { MOST_IN_FLIGHT } else { most.min(MOST_IN_FLIGHT) }, Ordering::Relaxed);
+    }
+
+    /// Most requests in flight that a worker may have.
+    #[inline]
+    pub fn most(&self) -> u32 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// The current word of a slot as choices take it: a full one when its worker has as many requests as it may.
+    #[inline]
+    pub fn offer(&self, slot: Slot) -> Word {
+        self.word(slot).within(self.most())
     }
 
     /// The current word of a slot.
@@ -97,9 +127,9 @@ impl Load {
     /// The current word, when it is another or full: choose again with it.
     #[inline]
     pub fn reserve(&'static self, slot: Slot, era: u32, expected: Word, work: u64) -> Result<LoadGuard, Word> {
-        let Some(next) = expected.reserved(work) else { return Err(self.word(slot)) };
+        let Some(next) = expected.within(self.most()).reserved(work) else { return Err(self.word(slot)) };
         match self.words[slot as usize].compare_exchange(expected.0, next.0, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => Ok(LoadGuard { load: self, slot, era }),
+            Ok(_) => Ok(LoadGuard { load: self, slot, is_trial: false, era }),
             Err(current) => Err(Word(current)),
         }
     }
@@ -107,7 +137,9 @@ impl Load {
     /// Reserves a place on the slot's worker whatever its word is; `None` only when the worker is full.
     pub fn reserve_unconditional(&'static self, slot: Slot, era: u32, work: u64) -> Option<LoadGuard> {
         // Not a bare add: that would carry from one count into the other at either one's end.
-        self.step(slot, |word| word.reserved(work)).ok().map(|_| LoadGuard { load: self, slot, era })
+        let most = self.most();
+        let step = self.step(slot, |word| word.within(most).reserved(work));
+        step.ok().map(|_| LoadGuard { load: self, slot, is_trial: false, era })
     }
 
     /// Sets the processed work (modulo 2^40) and leaves the in-flight count as it is: the starting credit of a
@@ -151,10 +183,33 @@ pub struct LoadGuard {
     // The counts live as long as the process, so no reference count is touched here.
     load: &'static Load,
     slot: Slot,
+    /// Holds a place among the worker's trials. A flag: with more in it than two words can hold, a guard would be given
+    /// from hand to hand in memory, which every decision would pay for.
+    is_trial: bool,
     era: u32,
 }
 
+const _: () = assert!(size_of::<Option<LoadGuard>>() == 16);
+
 impl LoadGuard {
+    /// The guard, with the trial that its request is.
+    #[cold]
+    pub fn on_trial(mut self, trial: Trial) -> Self {
+        debug_assert!(!self.is_trial);
+        let (vitals, slot) = trial.into_parts();
+        let known = *self.load.vitals.get_or_init(|| vitals);
+        debug_assert!(std::ptr::eq(known, vitals) && slot == self.slot);
+        self.is_trial = true;
+        self
+    }
+
+    #[cold]
+    fn end_trial(&self) {
+        if let Some(vitals) = self.load.vitals.get() {
+            vitals.end_trial(self.slot);
+        }
+    }
+
     /// The reserved worker's slot.
     pub fn slot(&self) -> Slot {
         self.slot
@@ -169,6 +224,10 @@ impl LoadGuard {
 impl Drop for LoadGuard {
     #[inline]
     fn drop(&mut self) {
+        // First: once nothing is in flight, the slot may get another tenant.
+        if self.is_trial {
+            self.end_trial();
+        }
         self.load.release(self.slot);
     }
 }

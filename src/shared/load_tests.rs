@@ -2,7 +2,7 @@
 //!
 //! Takes nothing, gives verdicts. Never touches another part of the shared state.
 
-use super::atomic::Ordering;
+use super::atomic::{AtomicU32, Ordering};
 use super::load::{Load, MOST_IN_FLIGHT, PROCESSED_MASK, Word, work};
 
 fn leak() -> &'static Load {
@@ -68,6 +68,52 @@ fn a_full_worker_refuses() {
     assert_eq!(load.reserve(0, 1, load.word(0), 1).unwrap_err(), Word::new(MOST_IN_FLIGHT, 5));
     assert!(load.reserve_unconditional(0, 1, 1).is_none());
     assert_eq!(load.word(0), Word::new(MOST_IN_FLIGHT, 5));
+}
+
+#[test]
+fn a_worker_is_full_at_the_limit() {
+    let load = leak();
+    load.limit(2);
+    let first = load.reserve(0, 1, Word(0), 1).unwrap();
+    assert_eq!(load.offer(0), Word::new(1, 1));
+    let _second = load.reserve_unconditional(0, 1, 1).unwrap();
+    assert!(load.offer(0).is_full());
+    assert_eq!(load.word(0), Word::new(2, 2), "what is counted stays true");
+    assert_eq!(load.reserve(0, 1, Word::new(2, 2), 1).unwrap_err(), Word::new(2, 2));
+    assert!(load.reserve_unconditional(0, 1, 1).is_none());
+    drop(first);
+    assert!(load.reserve(0, 1, load.offer(0), 1).is_ok());
+    load.limit(0);
+    assert_eq!(load.most(), MOST_IN_FLIGHT);
+}
+
+/// However many threads reserve in whatever way, a worker never has more than it may.
+#[test]
+fn threads_never_exceed_a_workers_limit() {
+    const MOST: u32 = 3;
+    let load = leak();
+    load.limit(MOST);
+    let (inside, highest) = (AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (inside, highest) = (&inside, &highest);
+            scope.spawn(move || {
+                for round in 0..20_000 {
+                    let guard = match (thread + round) % 2 {
+                        0 => load.reserve(0, 1, load.word(0), 1).ok(),
+                        _ => load.reserve_unconditional(0, 1, 1),
+                    };
+                    if let Some(guard) = guard {
+                        highest.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(guard);
+                    }
+                }
+            });
+        }
+    });
+    assert!((1..=MOST).contains(&highest.load(Ordering::SeqCst)));
+    assert_eq!(load.word(0).in_flight(), 0);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crossbeam::utils::CachePadded;
 use super::Shared;
 use super::load::Load;
 use super::ring::{self, Ring};
-use super::vitals::Vitals;
+use super::vitals::{Health, Vitals};
 use crate::limits::{MAX_WORKERS, MOST_WORK, WORK_FADE};
 use pairs::Pairs;
 
@@ -283,6 +283,29 @@ impl Snapshot {
         }
     }
 
+    /// Whether one more worker may be out for its breaker: at most half of each of its pools, and at most half of those
+    /// of a pool that the probes have let in. Not if the roster does not have the slot.
+    pub fn has_room_out(&self, slot: Slot, vitals: &Vitals) -> bool {
+        let mut pools = self.all_pools().filter(|pool| pool.slots.binary_search(&slot).is_ok()).peekable();
+        pools.peek().is_some()
+            && pools.all(|pool| {
+                let words = || pool.slots.iter().map(|&slot| vitals.vital(slot));
+                let ready = || words().filter(|vital| vital.health() == Health::Ready);
+                let out = words().filter(|vital| vital.is_out()).count() + 1;
+                let ready_out = ready().filter(|vital| vital.is_out()).count() + 1;
+                2 * out <= pool.slots.len() && 2 * ready_out <= ready().count()
+            })
+    }
+
+    /// A worker whose breaker has to yield because more than half of a pool is out: the one nearest to its end.
+    pub fn too_many_out(&self, vitals: &Vitals) -> Option<Slot> {
+        self.all_pools().find_map(|pool| {
+            let out = || pool.slots.iter().copied().filter(|&slot| vitals.vital(slot).is_out());
+            let too_many = 2 * out().count() > pool.slots.len();
+            out().filter(|_| too_many).min_by_key(|&slot| vitals.vital(slot).open_left_s())
+        })
+    }
+
     /// Lets leads in processed work fade: of what a worker has processed more than the usable peer with the least, a
     /// [`WORK_FADE`]th is forgotten. Small leads stay, so equal requests go on taking turns. When a count has come half
     /// the way to where it would wrap, all are taken back by half of that.
@@ -471,7 +494,6 @@ impl Slots {
 mod tests {
     use super::*;
     use crate::shared::load::Word;
-    use crate::shared::vitals::Health;
 
     fn worker(slot: Slot, role: Role, models: &[&str], resolved: bool) -> Arc<Worker> {
         Arc::new(Worker {

@@ -23,6 +23,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// Puts a value that is worked out elsewhere. Only the owning lane may call this.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// The value; a little late on other cores.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -70,6 +75,12 @@ pub struct Lane {
     pub first_byte: Histogram,
     /// Time from the request's first byte to the answer's last byte.
     pub total: Histogram,
+    /// Time that requests spent in the queue of the admission, let in or not.
+    pub queued: Histogram,
+    /// Pipes that answers have at the moment.
+    pub pipes_used: Counter,
+    /// Pipes that wait for an answer.
+    pub pipes_resting: Counter,
 }
 
 impl Lane {
@@ -82,6 +93,9 @@ impl Lane {
             responses: (0..MAX_WORKERS).map(|_| Default::default()).collect(),
             first_byte: Histogram::default(),
             total: Histogram::default(),
+            queued: Histogram::default(),
+            pipes_used: Counter::default(),
+            pipes_resting: Counter::default(),
         }
     }
 

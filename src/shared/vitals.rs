@@ -1,17 +1,27 @@
-//! Health of every worker, one atomic word a slot.
+//! Health and circuit breaker of every worker, one atomic word a slot.
 //!
-//! Takes verdicts from control (probes, pauses) and from lanes (outcomes of requests and of attempts), gives route a one-load answer to "usable?" and to "how
-//! much does it weigh?". Never changes a word but through a compare-and-swap over a pure transition function.
+//! Takes verdicts from control (probes, seconds, windows) and from lanes (outcomes of requests and of attempts), gives route a
+//! one-load answer to "usable?" and to "how much does it weigh?". Never changes a word but through a compare-and-swap
+//! over a pure transition function ([`Vital::after`]).
 //!
 //! A worker that fails fast looks idle. So failures in a row weigh like requests in flight, [`FIRST_WEIGHT`] for the
 //! first and twice as much with each further one, until the worker has succeeded again. To find out whether it would,
 //! it is on trial after a pause that grows with its failures: then it counts as what it is while it is idle, which
-//! gives it one request at a time. The pause is counted down by the control thread, since lanes have no common clock.
+//! gives it one request at a time. That works from the first failure on, before the breaker opens, and where it may not.
+//!
+//! An open breaker lets nobody in; a half-open one a few at a time, each of which holds a [`Trial`] that gives its place
+//! back when it is dropped. Whether a breaker may open, [`crate::shared::Shared::try_open`] decides: at most half of a
+//! pool may be out. Seconds are counted by the control thread, since lanes have no common clock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod word;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::roster::Slot;
+use crate::config::Breaker;
 use crate::limits::MAX_WORKERS;
+pub use word::{Effect, Event, FIRST_WEIGHT, State, Vital};
 
 /// What the probes think of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +38,9 @@ pub enum Health {
 }
 
 impl Health {
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [Health; 4] = [Health::Pending, Health::Ready, Health::Unhealthy, Health::Draining];
+
     /// Lower-case name, as in labels and the admin API.
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,142 +52,166 @@ impl Health {
     }
 }
 
-/// Bits of the word that hold the health, which only control sets; what stands above them it keeps.
-const HEALTH_MASK: u64 = 0b11;
-/// Then eight bits with the failures in a row, and eight with the seconds until the next trial.
-const FAILURES_SHIFT: u32 = 2;
-const PAUSE_SHIFT: u32 = 10;
-const BYTE: u64 = 0xff;
+/// What happened to a slot's tenant so far.
+#[derive(Default)]
+struct Counts {
+    /// Requests that failed.
+    failures: AtomicU64,
+    /// Times its breaker came to a state.
+    breaker: [AtomicU64; State::ALL.len()],
+    /// Times its health came to a state.
+    health: [AtomicU64; Health::ALL.len()],
+}
 
-/// What the first failure weighs, in requests in flight.
-pub const FIRST_WEIGHT: u32 = 16;
-/// Doublings of the weight: with all of them a worker stands behind every other one.
-const MOST_DOUBLINGS: u32 = 16;
-/// Longest pause between trials, in seconds.
-const MOST_PAUSE_S: u64 = 60;
+impl Counts {
+    fn all(&self) -> impl Iterator<Item = &AtomicU64> {
+        [&self.failures].into_iter().chain(&self.breaker).chain(&self.health)
+    }
+}
 
-/// Health by slot.
+/// Words and counts by slot.
 pub struct Vitals {
     words: Box<[AtomicU64]>,
+    /// Touched only where something failed or changed.
+    counts: Box<[Counts]>,
+    rules: OnceLock<Breaker>,
+    /// Somebody decides whether a breaker may open.
+    deciding: AtomicBool,
 }
 
 impl Vitals {
     /// Every slot pending.
     pub fn new() -> Self {
-        Vitals { words: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect() }
+        Vitals {
+            words: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect(),
+            counts: (0..MAX_WORKERS).map(|_| Counts::default()).collect(),
+            rules: OnceLock::new(),
+            deciding: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets the breakers' rules: once, before anything serves; until then [`Breaker::DEFAULT`] counts.
+    pub fn set_rules(&self, rules: Breaker) {
+        let _ = self.rules.set(rules);
+    }
+
+    /// The breakers' rules.
+    pub fn rules(&self) -> &Breaker {
+        self.rules.get().unwrap_or(&Breaker::DEFAULT)
     }
 
     /// What the probes think of the slot's worker.
     #[inline]
     pub fn health(&self, slot: Slot) -> Health {
-        // Relaxed, here and below: a word publishes nothing but itself, and a verdict that arrives one request late
-        // is legal.
-        health(self.words[slot as usize].load(Ordering::Relaxed))
+        self.vital(slot).health()
     }
 
     /// Whether the slot's worker may be given a request.
     #[inline]
     pub fn usable(&self, slot: Slot) -> bool {
-        self.health(slot) == Health::Ready
+        self.vital(slot).usable()
     }
 
     /// The word of a slot, for a decision that asks more than one thing of it.
     #[inline]
     pub fn vital(&self, slot: Slot) -> Vital {
+        // Relaxed, here and below: a word publishes nothing but itself, and a verdict that arrives one request late
+        // is legal. (What must not be late, who is out of a pool, is ordered by `Turn`.)
         Vital(self.words[slot as usize].load(Ordering::Relaxed))
     }
 
-    /// A request that the slot's worker had has ended well or badly. Writes only if that changes anything.
+    /// A request that the slot's worker had has ended well or badly. Writes only if that changes anything. Whether its
+    /// breaker would open: then [`crate::shared::Shared::try_open`] is to be asked.
     #[inline]
-    pub fn ended(&self, slot: Slot, well: bool) {
+    pub fn ended(&self, slot: Slot, well: bool) -> bool {
         if !well {
-            self.step(slot, failed);
-        } else if self.vital(slot).failures() != 0 {
-            self.step(slot, succeeded);
+            self.counts[slot as usize].failures.fetch_add(1, Ordering::Relaxed);
+            self.step(slot, Event::Failed) == Some(Effect::Trips)
+        } else {
+            let vital = self.vital(slot);
+            // A closed breaker has nothing to learn from a success, but that a row of failures has ended.
+            if vital.failures() != 0 || vital.state() != State::Closed {
+                self.step(slot, Event::Succeeded);
+            }
+            false
         }
     }
 
+    /// Makes a request a trial, if the slot's worker is half-open and has a place for one.
+    pub fn try_trial(&'static self, slot: Slot) -> Option<Trial> {
+        (self.step(slot, Event::TrialBegins) == Some(Effect::OnTrial)).then(|| Trial { vitals: self, slot })
+    }
+
+    /// A trial has ended.
+    pub(super) fn end_trial(&self, slot: Slot) {
+        self.step(slot, Event::TrialEnds);
+    }
+
     /// A second has passed (control only).
-    pub fn second(&self, slot: Slot) {
-        if self.words[slot as usize].load(Ordering::Relaxed) >> PAUSE_SHIFT & BYTE != 0 {
-            self.step(slot, second);
-        }
+    pub fn second(&self, slot: Slot) -> Option<Effect> {
+        if self.vital(slot).counts_down() { self.step(slot, Event::Second) } else { None }
+    }
+
+    /// Too many requests of the window have failed (control only).
+    pub fn bad_window(&self, slot: Slot) {
+        self.step(slot, Event::BadWindow);
     }
 
     /// A new tenant moves in, pending and without a past (control only).
     pub fn vacate(&self, slot: Slot) {
-        self.step(slot, |_| Health::Pending as u64);
+        self.words[slot as usize].store(0, Ordering::Relaxed);
+        self.counts[slot as usize].all().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
     /// Sets what the probes think (control only); returns what they thought before.
     pub fn set_health(&self, slot: Slot, health: Health) -> Health {
-        self.step(slot, |word| word & !HEALTH_MASK | health as u64)
-    }
-
-    /// One transition of a slot's word; lock-free. Gives the health before it.
-    fn step(&self, slot: Slot, transition: impl Fn(u64) -> u64) -> Health {
-        let word = &self.words[slot as usize];
-        let (Ok(old) | Err(old)) =
-            word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(transition(word)));
-        health(old)
-    }
-}
-
-/// One reading of a worker's word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vital(u64);
-
-impl Vital {
-    /// Whether the worker may be given a request.
-    #[inline]
-    pub const fn usable(self) -> bool {
-        self.0 & HEALTH_MASK == Health::Ready as u64
-    }
-
-    /// Failures in a row.
-    pub const fn failures(self) -> u32 {
-        (self.0 >> FAILURES_SHIFT & BYTE) as u32
-    }
-
-    /// What the failures weigh, in requests in flight, while the worker has `in_flight` of them.
-    #[inline]
-    pub const fn weight(self, in_flight: u32) -> u32 {
-        if self.0 >> FAILURES_SHIFT == 0 { 0 } else { self.heavy(in_flight) }
-    }
-
-    #[cold]
-    const fn heavy(self, in_flight: u32) -> u32 {
-        let failures = self.failures();
-        let on_trial = self.0 >> PAUSE_SHIFT & BYTE == 0;
-        if failures == 0 || on_trial && in_flight == 0 {
-            return 0;
+        // No other thread writes the health, so nothing changes it between the two.
+        let before = self.health(slot);
+        if before != health {
+            self.counts[slot as usize].health[health as usize].fetch_add(1, Ordering::Relaxed);
+            self.step(slot, Event::Judged(health));
         }
-        let doublings = if failures > MOST_DOUBLINGS { MOST_DOUBLINGS } else { failures - 1 };
-        FIRST_WEIGHT << doublings
+        before
     }
-}
 
-const fn failed(word: u64) -> u64 {
-    let failures = word >> FAILURES_SHIFT & BYTE;
-    let failures = if failures == BYTE { BYTE } else { failures + 1 };
-    let pause = if failures > 6 { MOST_PAUSE_S } else { 1 << (failures - 1) };
-    word & !(BYTE << FAILURES_SHIFT | BYTE << PAUSE_SHIFT) | failures << FAILURES_SHIFT | pause << PAUSE_SHIFT
-}
+    /// Requests of the slot's tenant that failed.
+    pub fn failed(&self, slot: Slot) -> u64 {
+        self.counts[slot as usize].failures.load(Ordering::Relaxed)
+    }
 
-const fn succeeded(word: u64) -> u64 {
-    word & !(BYTE << FAILURES_SHIFT | BYTE << PAUSE_SHIFT)
-}
+    /// Times that the breaker of the slot's tenant came to a state; never to `Held`, which is no change to anybody.
+    pub fn moves(&self, slot: Slot, to: State) -> u64 {
+        self.counts[slot as usize].breaker[to as usize].load(Ordering::Relaxed)
+    }
 
-const fn second(word: u64) -> u64 {
-    if word >> PAUSE_SHIFT & BYTE == 0 { word } else { word - (1 << PAUSE_SHIFT) }
-}
+    /// Times that the health of the slot's tenant came to a state.
+    pub fn flips(&self, slot: Slot, to: Health) -> u64 {
+        self.counts[slot as usize].health[to as usize].load(Ordering::Relaxed)
+    }
 
-const fn health(word: u64) -> Health {
-    match word & HEALTH_MASK {
-        0 => Health::Pending,
-        1 => Health::Ready,
-        2 => Health::Unhealthy,
-        _ => Health::Draining,
+    /// The right to open breakers or to make them yield; `None` while somebody else has it. Whoever gets it sees all
+    /// that was done with it before.
+    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+        // Acquire pairs with the Release of the drop: words that were written in an earlier turn are seen in this one.
+        let taken = self.deciding.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        taken.then(|| Turn(self))
+    }
+
+    /// One transition of a slot's word; lock-free.
+    fn step(&self, slot: Slot, event: Event) -> Option<Effect> {
+        let (word, rules) = (&self.words[slot as usize], self.rules());
+        let mut now = self.vital(slot);
+        let effect = loop {
+            let (next, effect) = now.after(event, rules);
+            match word.compare_exchange_weak(now.0, next.0, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break effect,
+                Err(other) => now = Vital(other),
+            }
+        };
+        if let Some(Effect::Moves(to)) = effect {
+            self.counts[slot as usize].breaker[to as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        effect
     }
 }
 
@@ -184,52 +221,50 @@ impl Default for Vitals {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The right to say who is out (see [`Vitals::turn`]). Only its holder opens breakers, so that what it has counted
+/// cannot grow before it acts.
+pub(super) struct Turn<'a>(&'a Vitals);
 
-    #[test]
-    fn failures_weigh_until_a_success_and_pause_before_a_trial() {
-        let vitals = Vitals::new();
-        vitals.set_health(3, Health::Ready);
-        let weight = |in_flight| vitals.vital(3).weight(in_flight);
-        assert_eq!(weight(0), 0);
-        for failures in 1..=300u32 {
-            vitals.ended(3, false);
-            assert_eq!(vitals.vital(3).failures(), failures.min(255));
-            assert_eq!(weight(0), FIRST_WEIGHT << (failures - 1).min(16), "{failures}");
-        }
-        for _ in 0..59 {
-            vitals.second(3);
-            assert_ne!(weight(0), 0);
-        }
-        vitals.second(3);
-        assert_eq!((weight(0), weight(1)), (0, FIRST_WEIGHT << 16), "one request on trial");
-        vitals.second(3);
-        vitals.ended(3, false);
-        assert_ne!(weight(0), 0);
-        assert!(vitals.usable(3) && vitals.vital(3).usable());
-        vitals.ended(3, true);
-        assert_eq!((weight(0), weight(1), vitals.vital(3).failures()), (0, 0, 0));
-        vitals.ended(3, false);
-        vitals.second(3);
-        assert_eq!(weight(0), 0, "the first pause is a second");
-        vitals.vacate(3);
-        assert_eq!((vitals.vital(3).failures(), vitals.health(3)), (0, Health::Pending));
+impl Turn<'_> {
+    /// Opens a breaker that would.
+    pub fn open(&self, slot: Slot) -> bool {
+        self.0.step(slot, Event::MayOpen).is_some()
     }
 
-    #[test]
-    fn only_ready_is_usable_and_other_bits_stay() {
-        let vitals = Vitals::new();
-        vitals.words[9].store(0xabc0, Ordering::Relaxed);
-        let all = [Health::Unhealthy, Health::Ready, Health::Draining, Health::Pending];
-        let mut before = Health::Pending;
-        for health in all {
-            assert_eq!(vitals.set_health(9, health), before);
-            assert_eq!(vitals.health(9), health);
-            assert_eq!(vitals.usable(9), health == Health::Ready);
-            assert_eq!(vitals.words[9].load(Ordering::Relaxed) & !HEALTH_MASK, 0xabc0);
-            before = health;
-        }
+    /// Closes a breaker that may not stay open.
+    pub fn make_yield(&self, slot: Slot) {
+        self.0.step(slot, Event::MustYield);
     }
 }
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Pairs with the Acquire of `turn`.
+        self.0.deciding.store(false, Ordering::Release);
+    }
+}
+
+/// A place among the trials of a half-open worker. Its drop gives it back, however the request ended.
+#[must_use = "a dropped trial gives its place back"]
+pub struct Trial {
+    vitals: &'static Vitals,
+    slot: Slot,
+}
+
+impl Trial {
+    /// For who gives the place back otherwise, through [`Vitals::end_trial`].
+    pub(super) fn into_parts(self) -> (&'static Vitals, Slot) {
+        let parts = (self.vitals, self.slot);
+        std::mem::forget(self);
+        parts
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.vitals.end_trial(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests;

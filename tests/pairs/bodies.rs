@@ -172,20 +172,33 @@ fn log_probabilities_of_the_prompt_come_from_the_prefill() {
     pairs.settles();
 }
 
-fn vllm(backend: Backend) -> Pairs {
-    let connector = match backend {
-        Backend::VllmMooncake => corelane::mock::Connector::Mooncake,
-        _ => corelane::mock::Connector::Nixl,
+/// Answers into which nothing can be put pass as they are, and one without a body gets none.
+#[test]
+fn odd_answers_are_no_place_for_log_probabilities() {
+    let pairs = Pairs::new(1, 1);
+    let [prefill, decode] = [pairs.prefill.engine(0), pairs.decode.engine(0)];
+    let says = |engine: &corelane::mock::Engine, raw: String| {
+        engine.misbehave(Some(Controls { raw: Some(raw), ..Controls::default() }));
     };
-    let bootstrap = backend == Backend::VllmMooncake;
-    let settings = Settings { vllm: true, connector, bootstrap, ..Settings::default() };
-    let (prefill, decode) = crate::engines(&settings, 1, 1);
-    let mut specs = crate::specs(&prefill, &decode);
-    for spec in &mut specs {
-        spec.backend = backend;
+    let prompt = r#"{"meta_info":{"input_token_logprobs":[[-1,5,null]]}}"#;
+    for stream in [false, true] {
+        let ask = json!({"text": "some text", "return_logprob": true, "stream": stream});
+        let mut http = pairs.http();
+        let body = if stream { format!("data: {prompt}\n\n") } else { prompt.into() };
+        says(prefill, format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        says(decode, "HTTP/1.1 204 No Content\r\n\r\n".into());
+        let answer = http.post("/generate", &ask).expect(204);
+        assert!(answer.headers("transfer-encoding").is_empty() && answer.headers("content-length").is_empty());
+        says(decode, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".into());
+        http.post("/generate", &ask).expect_error(502, "decode_worker_bad_answer");
+        pairs.engines().for_each(|engine| engine.misbehave(None));
+        http.post("/generate", &ask).expect(200);
+        pairs.settles();
     }
-    specs[0].bootstrap_port = prefill.engine(0).bootstrap_port();
-    Pairs { gateway: crate::rig::start(crate::rig::config(specs)), prefill, decode }
+}
+
+fn vllm(backend: Backend) -> Pairs {
+    crate::of_backend(backend, |_| {})
 }
 
 fn clean(pairs: &Pairs) {

@@ -1,7 +1,9 @@
 //! Which workers make a pair, who is blamed, and what is tried again.
 
 use corelane::boot::Gateway;
-use corelane::config::{ClientLeaves, Config, WorkerSpec};
+use std::time::{Duration, Instant};
+
+use corelane::config::{Backend, ClientLeaves, Config, WorkerSpec};
 use corelane::metrics::Tally;
 use corelane::mock::{Controls, Engine, Settings};
 use serde_json::{Value, json};
@@ -121,5 +123,91 @@ fn a_client_that_leaves_closes_both_legs_unless_the_prefill_may_finish() {
         if leaves == ClientLeaves::Close {
             until("it is counted", || tally_of(&pairs.gateway, Tally::ClientsLeft) == 1);
         }
+    }
+}
+
+/// Both legs are one attempt, and where one goes after the other a pair whose second leg never went out is one too.
+#[test]
+fn attempts_have_an_end() {
+    for backend in [Backend::Sglang, Backend::VllmNixl] {
+        for side in 0..2 {
+            let pairs = crate::of_backend(backend, |config| {
+                config.max_attempts = 3;
+                (config.retry.backoff, config.retry.backoff_max) = (Duration::from_millis(2), Duration::from_millis(2));
+            });
+            let engine = [pairs.prefill.engine(0), pairs.decode.engine(0)][side];
+            engine.misbehave(Some(Controls { status: Some(503), ..Controls::default() }));
+            pairs.http().post("/v1/completions", &ask()).expect(503);
+            assert_eq!((engine.stats().requests, tally_of(&pairs.gateway, Tally::Retries)), (3, 2), "{backend:?}");
+            pairs.settles();
+        }
+    }
+}
+
+/// A decode worker is no other prefill worker.
+#[test]
+fn the_only_worker_of_its_role_may_ask_for_a_pause() {
+    for side in 0..2 {
+        let pairs = Pairs::with(Settings::default(), 1, 1, |config| config.max_attempts = 2);
+        let engine = [pairs.prefill.engine(0), pairs.decode.engine(0)][side];
+        let headers = vec![("Retry-After".into(), "1".into())];
+        engine.misbehave(Some(Controls { status: Some(503), headers, ..Controls::default() }));
+        let start = Instant::now();
+        pairs.http().post("/v1/completions", &ask()).expect(503);
+        assert!(start.elapsed() >= Duration::from_secs(1));
+        assert_eq!(engine.stats().requests, 2);
+        pairs.settles();
+    }
+}
+
+/// Where the untried prefill workers have no decode worker, the tried one is asked again.
+#[test]
+fn a_further_attempt_finds_the_only_complete_pair() {
+    let pairs = grouped([&["a", "a", "a", "b"], &["b"]]);
+    let engine = pairs.prefill.engine(3);
+    engine.misbehave(Some(Controls { status: Some(429), ..Controls::default() }));
+    for nth in 1..4 {
+        let answer = pairs.http().post("/v1/completions", &ask()).expect(429);
+        assert!(answer.header("x-corelane-error").is_none(), "the worker's own answer: {}", answer.head);
+        assert_eq!(engine.stats().requests, 5 * nth);
+        pairs.settles();
+    }
+}
+
+/// A prefill that may finish for a client that has left is not begun anew when it fails.
+#[test]
+fn nothing_is_tried_again_for_a_client_that_has_left() {
+    let pairs = Pairs::with(Settings::default(), 2, 1, |config| {
+        config.sglang_client_leaves = ClientLeaves::FinishPrefill;
+        config.prefill_first_byte_timeout = Duration::from_millis(400);
+        config.retry.unanswered = true;
+        config.retry.backoff = Duration::ZERO;
+    });
+    for engine in pairs.engines() {
+        engine.misbehave(Some(Controls { hang: true, ..Controls::default() }));
+    }
+    let mut http = pairs.http();
+    http.send(&post("/v1/completions", &ask()));
+    until("both have it", || pairs.decode.engine(0).stats().active == 1);
+    drop(http);
+    pairs.settles();
+    assert_eq!(pairs.prefill.engines().iter().map(|engine| engine.stats().requests).sum::<u64>(), 1);
+}
+
+/// Tokens may come before the prefill worker says that it failed: its failure is noted all the same.
+#[test]
+fn a_prefill_that_fails_too_late_for_the_client_is_blamed() {
+    for stream in [false, true] {
+        let pairs = Pairs::new(1, 1);
+        let [prefill, decode] = [pairs.prefill.engine(0), pairs.decode.engine(0)];
+        prefill.misbehave(Some(Controls { status: Some(500), delay_ms: 300.0, ..Controls::default() }));
+        let body = "data: [DONE]\n\n";
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+        decode.misbehave(Some(Controls { raw: Some(head + body), ..Controls::default() }));
+        let ask = json!({"model": "mock", "prompt": "Hello", "stream": stream});
+        pairs.http().post("/v1/completions", &ask).expect(200);
+        pairs.settles();
+        until("it is blamed", || blame(&pairs.gateway, prefill) > 0);
+        assert_eq!(blame(&pairs.gateway, decode), 0);
     }
 }

@@ -4,7 +4,7 @@
 //! never passes on an answer in one piece before it is whole.
 
 use super::logprobs::{Prefilled, Stream};
-use super::{Event, Framing, collect, drain, finish, wait};
+use super::{Event, Framing, collect, copy, drain, finish};
 use crate::fault::{Fault, What};
 use crate::flow::passage::{Answer, Client, Outcome, Request};
 use crate::http1::{self, AnswerBody, Version};
@@ -80,7 +80,6 @@ async fn stream<W: Wire>(
     let framing = if chunked { AnswerBody::Chunked } else { AnswerBody::UntilClose };
     begin(lane, request, &head, &chunk[..head_len], framing, &mut out);
     chunk.advance(head_len);
-    client.fragile.set(!chunked);
     let mut frame = Framing::new(head.body);
     let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
     let (mut piece, mut text) = (Vec::new(), Vec::new());
@@ -92,6 +91,9 @@ async fn stream<W: Wire>(
             Ok(taken) => {
                 excess = taken.len < chunk.len();
                 taken.done
+            }
+            Err(_) if request.answered_us.get() == 0 => {
+                return Err(Fault::with(What::BadAnswer, "Its body breaks its own framing."));
             }
             Err(fault) => break Err(fault),
         };
@@ -111,6 +113,7 @@ async fn stream<W: Wire>(
             out.extend_from_slice(http1::LAST_CHUNK);
         }
         if !out.is_empty() {
+            client.fragile.set(!chunked);
             client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
         }
         if request.answered_us.get() == 0 {
@@ -119,7 +122,7 @@ async fn stream<W: Wire>(
         if done {
             break Ok(());
         }
-        chunk = match wait(lane, client, &conn, deadline).await {
+        chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), deadline).await {
             Event::Next(chunk) => chunk,
             Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => {
                 text.clear();
@@ -141,6 +144,7 @@ async fn stream<W: Wire>(
             }
             Event::WorkerEnded(_) => break Err(What::Cut),
             Event::Fault(fault) => break Err(fault),
+            Event::Moved(_) | Event::NoPipe => unreachable!("what is received is not moved unseen"),
         };
     };
     let reusable = ended.is_ok()

@@ -124,7 +124,7 @@ impl Level {
             return false;
         }
         let shared = field.till.shared;
-        let word = view::weighed(shared.load.word(slot), shared.vitals.vital(slot));
+        let word = view::weighed(shared.load.offer(slot), shared.vitals.vital(slot));
         if word == CLOSED {
             return false;
         }

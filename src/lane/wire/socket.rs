@@ -6,16 +6,24 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use rustix::net::RecvFlags;
+
 use super::chunk::{Chunk, Outgoing};
+use super::pipe::KernelPipe;
 use super::ring::{Arrival, Fd, Keep, OpId, Ring};
-use super::{Conn, Wire};
-use crate::limits::{BODY_TURN_BYTES, RECV_BUFFER_BYTES};
+use super::{Conn, Drawn, Pipe, Wire};
+use crate::limits::{BODY_TURN_BYTES, FRAME_SIGHT_BYTES, HEAD_SIGHT_BYTES, RECV_BUFFER_BYTES};
+
+/// How far a lazy connection can be looked into.
+const MOST_SIGHT_BYTES: usize = HEAD_SIGHT_BYTES;
+const _: () = assert!(FRAME_SIGHT_BYTES <= MOST_SIGHT_BYTES);
 
 #[derive(Clone, Copy)]
 enum Rx {
@@ -24,6 +32,8 @@ enum Rx {
     Armed(OpId),
     /// A receive into the caller's vector.
     Filling(OpId),
+    /// A poll for something to receive, of a lazy connection.
+    Polling(OpId),
 }
 
 /// A connected stream socket.
@@ -40,6 +50,12 @@ pub struct Socket {
     over: Cell<bool>,
     /// Nothing more can be sent either.
     broken: Cell<bool>,
+    /// What arrives stays in the kernel until it is asked for.
+    lazy: Cell<bool>,
+    /// A poll for room to pour into.
+    room: Cell<Option<OpId>>,
+    /// Bytes that were poured so far.
+    poured: Cell<usize>,
     /// Received, but asked for later.
     kept: RefCell<Option<Chunk>>,
 }
@@ -60,35 +76,106 @@ impl Socket {
             watch: Cell::new(None),
             over: Cell::new(false),
             broken: Cell::new(false),
+            lazy: Cell::new(false),
+            room: Cell::new(None),
+            poured: Cell::new(0),
             kept: RefCell::new(None),
         }
     }
 
-    fn poll_armed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+    /// What a receive into the ring's buffers gave; none when it was stopped and everything is collected.
+    fn poll_armed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
         let (res, lent, keep) = match ready!(self.ring.poll_stream(id, cx)) {
-            Arrival::Bytes(chunk) => return Poll::Ready(Ok(chunk)),
+            Arrival::Bytes(chunk) => return Poll::Ready(Some(Ok(chunk))),
             Arrival::Last(res, lent, keep) => (res, lent, keep),
         };
         self.rx.set(Rx::Idle);
         if res == -libc::ECANCELED {
-            // Stopped because too much was waiting, or to make room for a fill, or because the peer ended.
-            self.arm();
-            return self.poll_recv(cx);
+            // Too much was waiting, or a fill wants its place, or the peer ended, or the connection became lazy.
+            return Poll::Ready(None);
         }
         if res == -libc::ENOBUFS {
             self.ring.ran_dry();
+            if self.lazy.get() {
+                return Poll::Ready(None);
+            }
             let id = self.receive_once();
             return self.poll_armed(id, cx);
         }
         if res < 0 {
-            return Poll::Ready(Err(error(res)));
+            return Poll::Ready(Some(Err(error(res))));
         }
-        Poll::Ready(Ok(match (lent, keep) {
+        Poll::Ready(Some(Ok(match (lent, keep) {
             _ if res == 0 => Chunk::empty(),
             (Some(lent), _) => Chunk::lent(lent, res as usize),
             (None, Keep::Fill(_, v)) => Chunk::heap(filled(v, res as usize)),
             (None, _) => unreachable!("a receive has a buffer of the ring's or its own"),
-        }))
+        })))
+    }
+
+    /// What is still to be collected of a connection that became lazy; none when it is idle.
+    fn poll_early(&self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
+        if let Some(chunk) = self.kept.borrow_mut().take() {
+            return Poll::Ready(Some(Ok(chunk)));
+        }
+        match self.rx.get() {
+            Rx::Armed(id) => {
+                self.ring.stop(id);
+                self.poll_armed(id, cx)
+            }
+            Rx::Filling(_) => self.poll_filled(cx).map(Some),
+            Rx::Idle | Rx::Polling(_) => Poll::Ready(None),
+        }
+    }
+
+    /// What a fill gave that nobody came back for.
+    fn poll_filled(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+        let Rx::Filling(id) = self.rx.get() else { unreachable!("asked of a fill") };
+        let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
+        self.rx.set(Rx::Idle);
+        match keep {
+            _ if res < 0 => Poll::Ready(Err(error(res))),
+            Keep::Fill(_, v) if res > 0 => {
+                let mut chunk = Chunk::heap(filled(v, res as usize));
+                let old = chunk.len() - res as usize;
+                chunk.advance(old);
+                Poll::Ready(Ok(chunk))
+            }
+            _ => Poll::Ready(Ok(Chunk::empty())),
+        }
+    }
+
+    /// Tries something of an idle, lazy connection whenever there may be something to receive.
+    fn poll_try<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
+        loop {
+            if let Rx::Polling(id) = self.rx.get() {
+                // Whatever the poll says, the attempt knows better.
+                ready!(self.ring.poll_op(id, cx));
+                self.rx.set(Rx::Idle);
+            }
+            match attempt() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.arm(),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    /// Whether the kernel holds nothing to be received, and no end.
+    fn is_dry(&self) -> bool {
+        let seen = rustix::net::recv(&self.fd, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        seen.is_err_and(|e| e == rustix::io::Errno::AGAIN)
+    }
+
+    /// Receives from a lazy connection.
+    fn poll_lazy(&self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Chunk>> {
+        self.poll_try(cx, || self.receive_now(max))
+    }
+
+    fn receive_now(&self, max: usize) -> io::Result<Chunk> {
+        let mut bytes = Vec::with_capacity(max);
+        rustix::net::recv(&self.fd, rustix::buffer::spare_capacity(&mut bytes), RecvFlags::DONTWAIT)?;
+        Ok(if bytes.is_empty() { Chunk::empty() } else { Chunk::heap(bytes) })
     }
 
     /// One receive into memory of its own.
@@ -147,8 +234,15 @@ fn filled(mut v: Vec<u8>, n: usize) -> Vec<u8> {
 }
 
 impl Conn for Socket {
+    type Pipe = KernelPipe;
+
     fn arm(&self) {
         if let Rx::Idle = self.rx.get() {
+            if self.lazy.get() {
+                let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
+                self.rx.set(Rx::Polling(self.ring.poll(&self.fd, events)));
+                return;
+            }
             if self.over.get() {
                 self.receive_once();
                 return;
@@ -162,36 +256,32 @@ impl Conn for Socket {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
+        if self.lazy.get() {
+            return match ready!(self.poll_early(cx)) {
+                Some(early) => Poll::Ready(early),
+                None => self.poll_lazy(cx, RECV_BUFFER_BYTES),
+            };
+        }
         if let Some(chunk) = self.kept.borrow_mut().take() {
             return Poll::Ready(Ok(chunk));
         }
-        self.arm();
-        match self.rx.get() {
-            Rx::Armed(id) => {
-                let got = self.poll_armed(id, cx);
-                if got.is_ready() || !self.streaming.get() || self.poll_over(cx).is_pending() {
-                    return got;
-                }
-                // The end is there: if the stream missed it, what follows is received one by one.
-                let Rx::Armed(id) = self.rx.get() else { unreachable!("still waiting") };
-                self.ring.stop(id);
-                got
-            }
-            Rx::Filling(id) => {
-                let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
-                self.rx.set(Rx::Idle);
-                match keep {
-                    _ if res < 0 => Poll::Ready(Err(error(res))),
-                    Keep::Fill(_, v) if res > 0 => {
-                        let mut chunk = Chunk::heap(filled(v, res as usize));
-                        let old = chunk.len() - res as usize;
-                        chunk.advance(old);
-                        Poll::Ready(Ok(chunk))
+        loop {
+            self.arm();
+            match self.rx.get() {
+                Rx::Armed(id) => match self.poll_armed(id, cx) {
+                    Poll::Ready(Some(got)) => return Poll::Ready(got),
+                    Poll::Ready(None) => {}
+                    Poll::Pending if !self.streaming.get() || self.poll_over(cx).is_pending() => return Poll::Pending,
+                    Poll::Pending => {
+                        // The end is there: if the stream missed it, what follows is received one by one.
+                        let Rx::Armed(id) = self.rx.get() else { unreachable!("still waiting") };
+                        self.ring.stop(id);
+                        return Poll::Pending;
                     }
-                    _ => Poll::Ready(Ok(Chunk::empty())),
-                }
+                },
+                Rx::Filling(_) => return self.poll_filled(cx),
+                Rx::Idle | Rx::Polling(_) => unreachable!("armed above, and not lazy"),
             }
-            Rx::Idle => unreachable!("armed above"),
         }
     }
 
@@ -232,6 +322,82 @@ impl Conn for Socket {
         Poll::Ready(Ok(n))
     }
 
+    fn set_lazy(&self, lazy: bool) {
+        if self.lazy.replace(lazy) == lazy {
+            return;
+        }
+        match self.rx.get() {
+            Rx::Armed(id) if lazy => self.ring.stop(id),
+            Rx::Polling(id) => {
+                self.ring.abandon(id);
+                self.rx.set(Rx::Idle);
+            }
+            _ => {}
+        }
+    }
+
+    fn is_lazy(&self) -> bool {
+        self.lazy.get()
+    }
+
+    fn poll_part(
+        &self,
+        cx: &mut Context<'_>,
+        sight: usize,
+        pick: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> Poll<io::Result<Chunk>> {
+        if !self.lazy.get() {
+            return self.poll_recv(cx);
+        }
+        if let Some(early) = ready!(self.poll_early(cx)) {
+            return Poll::Ready(early);
+        }
+        self.poll_try(cx, || {
+            let mut room = [MaybeUninit::uninit(); MOST_SIGHT_BYTES];
+            let room = &mut room[..sight.min(MOST_SIGHT_BYTES)];
+            let ((seen, _), _) = rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
+            if seen.is_empty() {
+                return Ok(Chunk::empty());
+            }
+            self.receive_now(pick(seen).clamp(1, seen.len()))
+        })
+    }
+
+    fn poll_draw(&self, cx: &mut Context<'_>, pipe: &mut KernelPipe, max: usize) -> Poll<io::Result<Drawn>> {
+        debug_assert!(self.lazy.get(), "drawn from a connection that receives");
+        if let Some(early) = ready!(self.poll_early(cx)) {
+            return Poll::Ready(early.map(Drawn::Received));
+        }
+        if pipe.held() > 0 {
+            return match pipe.draw(&self.fd, max) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Poll::Pending,
+                drawn => Poll::Ready(drawn.map(Drawn::Piped)),
+            };
+        }
+        self.poll_try(cx, || pipe.draw(&self.fd, max).map(Drawn::Piped))
+    }
+
+    fn poll_pour(&self, cx: &mut Context<'_>, pipe: &mut KernelPipe) -> Poll<io::Result<usize>> {
+        debug_assert!(self.tx.get().is_none(), "a send is in flight");
+        loop {
+            if let Some(id) = self.room.get() {
+                ready!(self.ring.poll_op(id, cx));
+                self.room.set(None);
+            }
+            match pipe.pour(&self.fd) {
+                Ok(n) => {
+                    self.poured.set(self.poured.get().wrapping_add(n));
+                    return Poll::Ready(Ok(n));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.room.set(Some(self.ring.poll(&self.fd, libc::POLLOUT as u32)));
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+
     fn unread(&self, chunk: Chunk) {
         // A lent buffer must not be held by a connection that waits.
         let chunk = if chunk.is_lent() { Chunk::heap(chunk.to_vec()) } else { chunk };
@@ -265,7 +431,7 @@ impl Conn for Socket {
         // SAFETY: the descriptor is open as long as `self.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
         unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
         let offset = self.tx.get().map_or(0, |id| self.ring.sent_offset(id));
-        offset.wrapping_sub(unacknowledged as usize)
+        self.poured.get().wrapping_add(offset).wrapping_sub(unacknowledged as usize)
     }
 
     fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -279,9 +445,21 @@ impl Conn for Socket {
     }
 
     fn is_silent(&self) -> bool {
-        let ended = |id| self.ring.has_news(id);
-        let (Rx::Armed(id) | Rx::Filling(id)) = self.rx.get() else { return self.kept.borrow().is_none() };
-        !ended(id) && !self.over.get() && !self.watch.get().is_some_and(ended) && self.kept.borrow().is_none()
+        let ended = self.over.get() || self.watch.get().is_some_and(|id| self.ring.has_news(id));
+        if ended || self.kept.borrow().is_some() {
+            return false;
+        }
+        let watched = match self.rx.get() {
+            Rx::Armed(id) | Rx::Filling(id) => {
+                let end = self.ring.peek(id);
+                if self.ring.holds_bytes(id) || end.is_some_and(|res| res != -libc::ECANCELED) {
+                    return false;
+                }
+                end.is_none() && !self.lazy.get()
+            }
+            Rx::Idle | Rx::Polling(_) => !self.lazy.get(),
+        };
+        watched || self.is_dry()
     }
 
     fn shutdown(&self) {
@@ -295,10 +473,10 @@ impl Conn for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Rx::Armed(id) | Rx::Filling(id) = self.rx.get() {
+        if let Rx::Armed(id) | Rx::Filling(id) | Rx::Polling(id) = self.rx.get() {
             self.ring.abandon(id);
         }
-        for id in [self.tx.get(), self.watch.get()].into_iter().flatten() {
+        for id in [self.tx.get(), self.watch.get(), self.room.get()].into_iter().flatten() {
             self.ring.abandon(id);
         }
     }

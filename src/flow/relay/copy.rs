@@ -1,0 +1,53 @@
+//! The next piece of an answer is received, to be sent on.
+//!
+//! Takes both connections, gives a piece once the client has taken the one before. Never holds more than one.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll};
+
+use super::Event;
+use crate::fault::What;
+use crate::flow::passage::{Client, Stall, give_back};
+use crate::lane::Lane;
+use crate::lane::wire::{Chunk, Conn, Wire};
+
+/// Waits until the next bytes are there and the client has taken the last ones. The deadline runs on for the
+/// worker while it is waited for, the stall clock for the client while that is.
+pub(super) async fn next<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    mut receive: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Chunk>>,
+    deadline: u64,
+) -> Event {
+    let mut next: Option<Chunk> = None;
+    let mut stall = None;
+    client.timer.set(lane.stall_deadline(deadline));
+    poll_fn(|cx| {
+        if lane.is_ending() {
+            return Poll::Ready(Event::Fault(What::CutEnding));
+        }
+        if next.is_none() {
+            match receive(cx) {
+                Poll::Ready(Ok(chunk)) if !chunk.is_empty() => next = Some(chunk),
+                Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
+                Poll::Pending if client.has_left(lane, cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
+                Poll::Pending => {
+                    let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
+                    return client.timer.poll_due(cx).map(|()| Event::Fault(late));
+                }
+            }
+        }
+        match client.conn.poll_sent(cx) {
+            Poll::Ready(Ok(sent)) => {
+                give_back(lane, sent);
+                Poll::Ready(Event::Next(next.take().expect("received above")))
+            }
+            Poll::Ready(Err(_)) => Poll::Ready(Event::Fault(What::ClientLeft)),
+            Poll::Pending => {
+                stall.get_or_insert_with(Stall::default).poll(lane, client, deadline, cx).map(Event::Fault)
+            }
+        }
+    })
+    .await
+}

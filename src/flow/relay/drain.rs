@@ -1,0 +1,75 @@
+//! An answer that goes to nobody.
+//!
+//! Takes it with its connection, gives the connection back after the last byte, and the body where it is wanted. Never
+//! keeps more of a body than [`MAX_KEPT_ANSWER_BYTES`].
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use super::{Framing, collect};
+use crate::fault::{Fault, What};
+use crate::flow::passage::{Answer, Client};
+use crate::http1::ResponseHead;
+use crate::lane::Lane;
+use crate::lane::timers::Timer;
+use crate::lane::wire::{Conn, Wire};
+use crate::limits::MAX_KEPT_ANSWER_BYTES;
+
+/// Reads an answer to its end without passing it on. The connection comes back if it may serve another request, and
+/// the head. The body is put into `keep`, up to so many bytes of it. A `client` that is given is watched.
+///
+/// # Errors
+/// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
+/// kept, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
+/// [`What::ShuttingDown`].
+pub async fn drain<W: Wire>(
+    lane: &Lane<W>,
+    client: Option<&Client<W::Conn>>,
+    answer: Answer<W::Conn>,
+    timer: &Timer,
+    deadline_us: u64,
+    mut keep: Option<&mut Vec<u8>>,
+) -> Result<(Option<W::Conn>, ResponseHead), Fault> {
+    let Answer { conn, head, mut chunk, head_len } = answer;
+    chunk.advance(head_len);
+    let mut frame = Framing::new(head.body);
+    loop {
+        let taken = match &mut keep {
+            Some(body) => {
+                let taken = frame.unpack(&chunk, body);
+                if body.len() > MAX_KEPT_ANSWER_BYTES {
+                    return Err(Fault::with(What::BadAnswer, "It is too long for what has to be read of it."));
+                }
+                taken
+            }
+            None => frame.take(&chunk),
+        };
+        let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
+        if piece.done {
+            let reusable = head.keep_alive && piece.len == chunk.len() && !conn.is_sending() && collect(lane, &conn);
+            return Ok((reusable.then_some(conn), head));
+        }
+        timer.set(lane.stall_deadline(deadline_us));
+        let next = poll_fn(|cx| {
+            if lane.is_ending() {
+                return Poll::Ready(Err(What::ShuttingDown));
+            }
+            if let Poll::Ready(got) = conn.poll_recv(cx) {
+                return Poll::Ready(Ok(got));
+            }
+            if client.is_some_and(|client| client.has_left(lane, cx)) {
+                return Poll::Ready(Err(What::ClientGone));
+            }
+            timer.poll_due(cx).map(|()| {
+                let stalled = lane.wire.now_us() < deadline_us;
+                Err(if stalled { What::FirstByteTimeout } else { What::RequestTimeout })
+            })
+        })
+        .await?;
+        chunk = match next {
+            Ok(chunk) if !chunk.is_empty() => chunk,
+            Ok(_) if matches!(frame, Framing::UntilClose) => return Ok((None, head)),
+            _ => return Err(What::WorkerReset.into()),
+        };
+    }
+}
