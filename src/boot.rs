@@ -142,7 +142,8 @@ impl Gateway {
         self.advance(Phase::Draining);
         tracing::info!(connections = self.connections(), "draining: no new connections");
         let until = Instant::now() + self.config.shutdown_grace;
-        while self.connections() > 0 && Instant::now() < until {
+        // A prefill may go on when its request has ended.
+        while (self.connections() > 0 || self.in_flight() > 0) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }
         let cut = self.connections();
@@ -151,6 +152,12 @@ impl Gateway {
         }
         self.end();
         cut == 0
+    }
+
+    /// Requests that hold a place on a worker.
+    fn in_flight(&self) -> u64 {
+        let workers = &self.shared.roster.snapshot().workers;
+        workers.iter().map(|worker| u64::from(self.shared.load.word(worker.slot).in_flight())).sum()
     }
 
     fn end(&mut self) {

@@ -304,6 +304,7 @@ impl Tended {
                     if !std::mem::replace(&mut complained, true) {
                         tracing::warn!(worker = %self.url, reason = %e, "host name of the worker does not resolve");
                     }
+                    self.tell(News::Waits(format!("its host name does not resolve: {e}")));
                     self.addrs.send_if_modified(|addrs| {
                         let first = addrs.is_none();
                         addrs.get_or_insert_default();

@@ -215,26 +215,32 @@ impl<W: Wire> Flow<W> {
     }
 
     /// Relays an answer and settles its request.
-    async fn pass(
-        &self,
-        client: &Client<W::Conn>,
-        request: &mut Request,
+    #[allow(
+        clippy::manual_async_fn,
+        reason = "an async fn keeps what it is given twice, and every connection has room for it"
+    )]
+    fn pass<'a>(
+        &'a self,
+        client: &'a Client<W::Conn>,
+        request: &'a mut Request,
         guard: LoadGuard,
         answer: passage::Answer<W::Conn>,
         side: Option<Side>,
-    ) -> Then {
-        let lane = &*self.lane;
-        match relay::relay(lane, client, request, answer).await {
-            Ok(outcome) => {
-                let then = settle::settle(lane, request, guard.slot(), guard.era(), outcome);
-                drop(guard);
-                then
-            }
-            Err(fault) => {
-                settle::judge(lane, guard.slot(), Err(fault.what));
-                drop(guard);
-                let fault = side.map_or(fault.clone(), |side| fault.of(side));
-                self.refuse(client, request, fault).await
+    ) -> impl Future<Output = Then> + 'a {
+        async move {
+            let lane = &*self.lane;
+            match relay::relay(lane, client, request, answer).await {
+                Ok(outcome) => {
+                    let then = settle::settle(lane, request, guard.slot(), guard.era(), outcome);
+                    drop(guard);
+                    then
+                }
+                Err(fault) => {
+                    settle::judge(lane, guard.slot(), Err(fault.what));
+                    drop(guard);
+                    let fault = side.map_or(fault.clone(), |side| fault.of(side));
+                    self.refuse(client, request, fault).await
+                }
             }
         }
     }

@@ -117,7 +117,7 @@ lane_counters! {
     ConnectFailures     "corelane_upstream_connect_failures" ""                    "Connections to workers that could not be opened.";
     Reuses              "corelane_upstream_reuses"     ""                          "Requests sent on a pooled connection.";
     Replays             "corelane_upstream_replays"    ""                          "Requests repeated because a reused connection turned out dead.";
-    Retries             "corelane_retries"             ""                          "Further attempts at another worker.";
+    Retries             "corelane_retries"             ""                          "Further attempts, at another worker where there is one.";
     Cuts                "corelane_streams_cut"         ""                          "Answers cut because the worker's side broke.";
     ClientsLeft         "corelane_clients_left"        ""                          "Requests whose client left before the answer was complete.";
     Panics              "corelane_panics"              ""                          "Panics caught; each ended one connection.";

@@ -435,6 +435,13 @@ fn a_dead_worker_is_probed_but_not_usable() {
     assert_eq!(plane.health(&dead), Health::Pending);
     assert!(plane.worker("http://no-such-host.invalid:1").addrs.is_empty());
     assert_eq!(plane.shared.readiness.json(Phase::Serving).0, 200, "every worker was probed, one is usable");
+    // Who waits for a worker is told what it waits for.
+    let (_, _, list) = plane.get("/workers");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    for (url, why) in [(dead.as_str(), "connect"), ("http://no-such-host.invalid:1", "resolve")] {
+        let worker = list["workers"].as_array().unwrap().iter().find(|worker| worker["url"] == url).unwrap();
+        assert!(worker["reason"].as_str().is_some_and(|reason| reason.contains(why)), "{worker}");
+    }
 }
 
 #[test]

@@ -135,7 +135,9 @@ pub fn listen(config: &Config, lanes: usize) -> Result<Vec<TcpListener>, String>
     let mut address = SocketAddr::new(config.host, config.port);
     let explain = |address: SocketAddr, e: io::Error| {
         let why = match e.raw_os_error() {
-            Some(libc::EADDRINUSE) => "another process listens there: stop it, or change --port",
+            Some(libc::EADDRINUSE) => {
+                "another process listens there, or a connection of this host has that port (ss -tanp tells): stop it, or change --port"
+            }
             Some(libc::EACCES) => "the port needs a privilege: use one above 1023, or grant CAP_NET_BIND_SERVICE",
             Some(libc::EMFILE | libc::ENFILE) => RAISE_FILES,
             Some(libc::EADDRNOTAVAIL) => "no interface of this host has the address: change --host",

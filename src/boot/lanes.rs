@@ -90,7 +90,8 @@ fn run(
         }
         Err(e) => {
             let _ = ready.send(Err(format!(
-                "lane {index} could not be set up on core {core} ({e}): raise LimitMEMLOCK= (ulimit -l), or see --cores"
+                "lane {index} could not be set up on core {core} ({e}): it needs 512 KiB of locked memory a lane, see LimitMEMLOCK= \
+                 and ulimit -l; or leave the core out of --cores"
             )));
         }
     }

@@ -19,8 +19,8 @@ the file (max_payload_size). A flag wins over a variable, a variable over the fi
 
 Only in the file:
   [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), dp_size,
-                    backend (sglang, vllm), role (regular, prefill, decode), and for the last two group,
-                    connector (nixl, mooncake) and bootstrap_port
+                    health_endpoint, health_timeout_secs, backend (sglang, vllm), role (regular, prefill, decode),
+                    and for the last two group, connector (nixl, mooncake) and bootstrap_port
   [[extra_routes]]  path (* stands for one segment) and methods, passed on to the workers
 
 corelane check tells every mistake at once; corelane check --print shows what is in effect and why.";

@@ -204,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn statuses_are_numbers_or_texts() {
+        for list in ["[503, 429]", "['503', '429']"] {
+            let file = format!("retry_statuses = {list}");
+            assert_eq!(good(&W, &[], Some(&file)).config.retry.statuses, [503, 429]);
+        }
+        assert!(good(&W, &[], Some("retry_statuses = ['none']")).config.retry.statuses.is_empty());
+    }
+
+    #[test]
     fn a_switch_can_be_switched_back() {
         let file = Some("disable_retries = true\nretry_max_retries = 7\ndisable_health_check = true");
         let config = good(&W, &[], file).config;

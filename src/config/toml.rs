@@ -112,10 +112,16 @@ fn option(row: &'static Row, item: &Item, places: &Places) -> Result<Given, Mist
             let mut texts = Vec::new();
             for item in items {
                 let place = places.at(item.span());
-                let text = item.as_str().ok_or_else(|| {
-                    Wrong::new(format!("an item is {}", article(item)), "list texts in quotes").at(&place, row.key)
-                })?;
-                texts.push((text.to_owned(), place));
+                let text = match item {
+                    Value::String(text) => text.value().to_owned(),
+                    // Statuses are numbers, to whoever writes them.
+                    Value::Integer(number) if matches!(row.kind, Kind::Statuses(_)) => number.value().to_string(),
+                    _ => {
+                        let wrong = Wrong::new(format!("an item is {}", article(item)), "list texts in quotes");
+                        return Err(wrong.at(&place, row.key));
+                    }
+                };
+                texts.push((text, place));
             }
             let (texts, places) = texts.into_iter().unzip();
             Ok(Given { row, origin, texts, places })

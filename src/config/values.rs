@@ -165,9 +165,12 @@ impl Kind {
             Kind::Statuses(set) => {
                 let is_none = matches!(texts, [only] if only.trim() == "none");
                 let statuses = if is_none { Vec::new() } else { each(texts, status)? };
-                let shown = if is_none { texts.to_vec() } else { statuses.iter().map(u16::to_string).collect() };
+                let shown = match is_none {
+                    true => toml_list(texts),
+                    false => format!("{statuses:?}"),
+                };
                 set(config, statuses);
-                Ok(Some(toml_list(&shown)))
+                Ok(Some(shown))
             }
             Kind::HeaderNames(set) => {
                 let names = each(texts, header_name)?;

@@ -78,7 +78,7 @@ fn responses(shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
 /// What operators are told of a worker beyond its health.
 #[derive(Clone, Debug, Default)]
 pub struct Note {
-    /// Why its health flipped last; `None` before the first flip.
+    /// Why its health is what it is: what made it flip, or why it did not; `None` before anything is known.
     pub reason: Option<Box<str>>,
     /// When its newest probe ended.
     pub probed: Option<Instant>,
@@ -125,6 +125,8 @@ pub enum News {
     Probed,
     /// Its health flipped, and why.
     Health(Health, String),
+    /// Why it is not let in, or not let in again: what its newest probe, or its name, came to.
+    Waits(String),
     /// It serves these models.
     Models(Box<[Box<str>]>),
     /// What it says of itself, filtered.
@@ -381,6 +383,12 @@ impl Fleet {
                 if let Some(engine) = self.engines.get_mut(&id) {
                     engine.verdict = Some((health, reason));
                     self.judged.push(id);
+                }
+            }
+            News::Waits(why) => {
+                for member in engine.members.iter().filter(|member| shared.vitals.health(member.slot) != Health::Ready)
+                {
+                    self.notes.change(member.slot, |note| note.reason = Some(why.as_str().into()));
                 }
             }
             News::Addrs(addrs) => {

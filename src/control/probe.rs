@@ -93,6 +93,7 @@ pub(super) async fn keep_probing(tended: &Tended) {
         }
         tended.tell(News::Probed);
         if let Err(why) = &outcome {
+            tended.tell(News::Waits(why.to_string()));
             let ours = matches!(why, Miss::Ours(_));
             let is_bad = ours || streak.health() != Health::Ready;
             if is_bad && complained.is_none_or(|at| at.elapsed() >= COMPLAIN_AGAIN) {

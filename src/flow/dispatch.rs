@@ -56,28 +56,31 @@ pub async fn dispatch<W: Wire>(
 ) -> Result<Answer<W::Conn>, Fault> {
     let attempts = leg.attempts;
     attempts.set(attempts.get() + 1);
-    if leg.reuse != Reuse::Never
-        && let Some(conn) = lane.pool.take(leg.slot, leg.era, lane.wire.now_us())
-    {
-        lane.count(Tally::Reuses, 1);
-        match exchange(lane, client, leg, &mut head, conn, parcel()?).await {
-            Ok((conn, chunk, head_len)) => return Ok(Answer { conn, head, chunk, head_len }),
+    let mut may_reuse = leg.reuse != Reuse::Never;
+    loop {
+        let kept = if may_reuse { lane.pool.take(leg.slot, leg.era, lane.wire.now_us()) } else { None };
+        let was_kept = kept.is_some();
+        let conn = match kept {
+            Some(conn) => {
+                lane.count(Tally::Reuses, 1);
+                conn
+            }
+            None => connect(lane, client, leg).await?,
+        };
+        let mut parcel = parcel()?;
+        match exchange(lane, client, leg, &mut head, &conn, &mut parcel).await {
+            Ok((chunk, head_len)) => return Ok(Answer { conn, head, chunk, head_len }),
             Err(Broken::Fault(fault)) => return Err(fault),
-            Err(Broken::Silent { at_once: true }) if leg.reuse == Reuse::Fail => {
+            Err(Broken::Silent { at_once: true }) if was_kept && leg.reuse == Reuse::Fail => {
                 return Err(What::StaleConnection.into());
             }
-            Err(Broken::Silent { at_once: true }) if attempts.get() < lane.config.max_attempts => {
+            Err(Broken::Silent { at_once: true }) if was_kept && attempts.get() < lane.config.max_attempts => {
                 attempts.set(attempts.get() + 1);
                 lane.count(Tally::Replays, 1);
+                may_reuse = false;
             }
             Err(Broken::Silent { .. }) => return Err(What::WorkerReset.into()),
         }
-    }
-    let conn = connect(lane, client, leg).await?;
-    match exchange(lane, client, leg, &mut head, conn, parcel()?).await {
-        Ok((conn, chunk, head_len)) => Ok(Answer { conn, head, chunk, head_len }),
-        Err(Broken::Fault(fault)) => Err(fault),
-        Err(Broken::Silent { .. }) => Err(What::WorkerReset.into()),
     }
 }
 
@@ -92,7 +95,7 @@ fn pointless<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, cx: &mut
 async fn connect<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,
-    Leg { slot, era, timer, .. }: Leg<'_>,
+    Leg { slot, era, timer, deadline_us, .. }: Leg<'_>,
 ) -> Result<W::Conn, Fault> {
     let mut nth = 0;
     loop {
@@ -100,7 +103,7 @@ async fn connect<W: Wire>(
         let Some(to) = to else { return Err(What::ConnectFailed.into()) };
         nth += 1;
         lane.count(Tally::Connects, 1);
-        timer.set(lane.wire.now_us() + lane.config.connect_timeout.as_micros() as u64);
+        timer.set(deadline_us.min(lane.wire.now_us() + lane.config.connect_timeout.as_micros() as u64));
         let mut connecting = std::pin::pin!(lane.wire.connect(to));
         let connected = poll_fn(|cx| {
             if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
@@ -109,12 +112,19 @@ async fn connect<W: Wire>(
             if let Some(what) = pointless(lane, client, cx) {
                 return Poll::Ready(Err(what.into()));
             }
-            timer.poll_due(cx).map(|()| Err(What::ConnectTimeout.into()))
+            timer.poll_due(cx).map(|()| {
+                let late = lane.wire.now_us() >= deadline_us;
+                Err(if late { What::RequestTimeout } else { What::ConnectTimeout }.into())
+            })
         })
         .await;
         match connected {
             Ok(conn) => return Ok(conn),
-            Err(fault) if matches!(fault.what, What::ClientGone | What::ShuttingDown) => return Err(fault),
+            Err(fault)
+                if !matches!(fault.what, What::ConnectFailed | What::ConnectTimeout | What::OutOfDescriptors) =>
+            {
+                return Err(fault);
+            }
             Err(fault) => {
                 lane.count(Tally::ConnectFailures, 1);
                 if fault.what == What::OutOfDescriptors {
@@ -218,13 +228,13 @@ impl Patch<'_> {
 }
 
 /// The request's way out, piece by piece.
-struct Sending {
-    rest: [Option<Outgoing>; 2],
+struct Sending<'a> {
+    rest: &'a mut [Option<Outgoing>; 2],
     failed: bool,
     last_us: u64,
 }
 
-impl Sending {
+impl Sending<'_> {
     fn all_started(&self) -> bool {
         self.rest[0].is_none()
     }
@@ -241,7 +251,7 @@ impl Sending {
                     conn.start_send(self.rest[1].take().expect("looked at above"));
                 }
                 // The worker may have answered before it broke off: the receiving side decides.
-                Poll::Ready(Err(_)) => (self.rest, self.failed) = ([None, None], true),
+                Poll::Ready(Err(_)) => (*self.rest, self.failed) = ([None, None], true),
             }
         }
     }
@@ -258,22 +268,22 @@ enum Event {
     Late,
 }
 
-/// Gives the connection, the answer's first bytes and the length of its head, which is parsed into `head`.
+/// Gives the answer's first bytes and the length of its head, which is parsed into `head`.
 async fn exchange<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,
     leg: Leg<'_>,
     head: &mut ResponseHead,
-    conn: W::Conn,
-    parcel: Parcel,
-) -> Result<(W::Conn, Chunk, usize), Broken> {
+    conn: &W::Conn,
+    parcel: &mut Parcel,
+) -> Result<(Chunk, usize), Broken> {
     head.reset();
     if lane.config.relay == Relay::Splice {
         conn.set_lazy(true);
     }
-    conn.start_send(parcel.first);
+    conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
     conn.arm();
-    let mut sending = Sending { rest: parcel.rest, failed: false, last_us: lane.wire.now_us() };
+    let mut sending = Sending { rest: &mut parcel.rest, failed: false, last_us: lane.wire.now_us() };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
     let limits = HeadLimits { bytes: lane.config.max_head_bytes, fields: lane.config.max_headers };
@@ -281,7 +291,7 @@ async fn exchange<W: Wire>(
     let mut interim = 0;
     loop {
         let event = poll_fn(|cx| {
-            sending.poll(lane, &conn, cx);
+            sending.poll(lane, conn, cx);
             if !timed
                 && sending.all_started()
                 && let Poll::Ready(sent) = conn.poll_sent(cx)
@@ -334,7 +344,7 @@ async fn exchange<W: Wire>(
                 Parsed::Complete(head_len) => {
                     // It answered before the body was on its way: what it is sent next, it would take for that.
                     head.keep_alive &= sending.all_started() && !sending.failed;
-                    return Ok((conn, chunk, head_len));
+                    return Ok((chunk, head_len));
                 }
             }
         }

@@ -99,15 +99,10 @@ impl<W: Wire> Flow<W> {
                     lane.count(Tally::Replays, 1);
                     0
                 }
-                End::Failed(side, slot, fault) => {
-                    if side == Side::Decode {
-                        settle::judge(lane, slot, Err(fault.what));
-                    }
-                    match self.after_fault(request, slot, &fault, side == Side::Decode) {
-                        Some(pause) => pause,
-                        None => return self.refuse(client, request, fault.of(side)).await,
-                    }
-                }
+                End::Failed(side, slot, fault) => match self.after_fault(request, slot, &fault, side == Side::Decode) {
+                    Some(pause) => pause,
+                    None => return self.refuse(client, request, fault.of(side)).await,
+                },
                 End::Cut(what) => {
                     lane.tallies().fault(what);
                     lane.count(Tally::Cuts, 1);
@@ -229,7 +224,7 @@ impl<W: Wire> Flow<W> {
         };
         let first = Running { leg: Some(Box::pin(errand.run())), body: Vec::new() };
         let leaving = Leaving::new(&self.lane, backend);
-        Ok(Walk { flow: self, client, request, slots, decode, add, first, accepted, merges, leaving })
+        Ok(Walk { flow: self, client, request, prefill_slot: slots[0], decode, add, first, accepted, merges, leaving })
     }
 
     /// Both legs at once: SGLang's pairs, which meet in a room, and Mooncake's.
@@ -262,7 +257,7 @@ impl<W: Wire> Flow<W> {
         match answer {
             Ok(answer) if answer.head.status < 300 => walk.pass(answer).await,
             Ok(answer) => End::Refused(Side::Decode, answer, walk.decode),
-            Err(fault) => walk.failed(Side::Decode, fault),
+            Err(fault) => walk.failed(fault),
         }
     }
 
@@ -296,7 +291,7 @@ impl<W: Wire> Flow<W> {
             Err((side, slot, fault)) => return End::Failed(side, slot, fault),
         };
         let ended = poll_fn(|cx| match walk.first.poll(cx) {
-            Poll::Ready(end) => Poll::Ready(Some(end.into_end(walk.slots[0]))),
+            Poll::Ready(end) => Poll::Ready(Some(end.into_end(walk.prefill_slot))),
             Poll::Pending if walk.first.is_over() => Poll::Ready(None),
             Poll::Pending => walk.leaving.poll(lane, client, false, cx).map(|()| Some(End::Left(What::ClientGone))),
         })
@@ -330,11 +325,11 @@ impl<W: Wire> Flow<W> {
         lane.buffers.give(add);
         match answered {
             None => End::Left(What::ClientGone),
-            Some(Err(fault)) => walk.failed(Side::Decode, fault),
+            Some(Err(fault)) => walk.failed(fault),
             Some(Ok(answer)) if answer.head.status >= 300 => End::Refused(Side::Decode, answer, walk.decode),
             Some(Ok(answer)) => match relay::relay(lane, client, request, answer).await {
                 Ok(outcome) => End::Passed(outcome, walk.decode),
-                Err(fault) => walk.failed(Side::Decode, fault),
+                Err(fault) => walk.failed(fault),
             },
         }
     }
@@ -345,8 +340,7 @@ struct Walk<'a, W: Wire> {
     flow: &'a Flow<W>,
     client: &'a Client<W::Conn>,
     request: &'a Request,
-    /// Of prefill and decode.
-    slots: [Slot; 2],
+    prefill_slot: Slot,
     decode: LoadGuard,
     /// Members that the decode worker is told beyond the client's.
     add: Vec<u8>,
@@ -359,14 +353,16 @@ struct Walk<'a, W: Wire> {
 }
 
 impl<W: Wire> Walk<'_, W> {
-    fn failed(&self, side: Side, fault: Fault) -> End<W::Conn> {
-        End::Failed(side, self.slots[side as usize], fault)
+    /// The decode leg failed: its worker is blamed while its guard holds the slot, where it is to blame.
+    fn failed(&self, fault: Fault) -> End<W::Conn> {
+        settle::judge(&self.flow.lane, self.decode.slot(), Err(fault.what));
+        End::Failed(Side::Decode, self.decode.slot(), fault)
     }
 
     /// Moves the prefill leg on and looks whether the client is there. Ready when that ends the request.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End<W::Conn>> {
         if let Poll::Ready(end) = self.first.poll(cx) {
-            return Poll::Ready(end.into_end(self.slots[0]));
+            return Poll::Ready(end.into_end(self.prefill_slot));
         }
         let over = self.first.is_over();
         self.leaving.poll(&self.flow.lane, self.client, over, cx).map(|()| End::Left(What::ClientGone))
@@ -414,7 +410,7 @@ impl<W: Wire> Walk<'_, W> {
                 }
                 End::Passed(outcome, self.decode)
             }
-            Ok(Err(fault)) => self.failed(Side::Decode, fault),
+            Ok(Err(fault)) => self.failed(fault),
             Err(what) => End::Cut(what),
         }
     }
@@ -442,10 +438,10 @@ impl<W: Wire> Walk<'_, W> {
                         answer.append(chunk);
                         None
                     }
-                    _ => Some(self.failed(Side::Decode, What::WorkerReset.into())),
+                    _ => Some(self.failed(What::WorkerReset.into())),
                 });
             }
-            client.timer.poll_due(cx).map(|()| Some(self.failed(Side::Decode, What::RequestTimeout.into())))
+            client.timer.poll_due(cx).map(|()| Some(self.failed(What::RequestTimeout.into())))
         })
         .await
     }

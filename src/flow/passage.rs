@@ -110,8 +110,9 @@ impl Stall {
             return Poll::Pending;
         }
         let taken = client.conn.taken();
+        // At the deadline it is the client that is waited for, so the worker is not to blame.
         if now >= deadline_us {
-            return Poll::Ready(What::CutTimeout);
+            return Poll::Ready(What::ClientStalled);
         }
         if self.running && taken == self.progress {
             return Poll::Ready(What::ClientStalled);

@@ -162,6 +162,20 @@ struct Passing {
 }
 
 impl Passing {
+    /// Whether the worker's connection may serve another request.
+    fn is_reusable<W: Wire>(&self, lane: &Lane<W>, conn: &W::Conn, head: &ResponseHead, ended_well: bool) -> bool {
+        if lane.config.relay == Relay::Auto && matches!(head.body, AnswerBody::Length(n) if n >= SPLICE_BYTES as u64) {
+            // It may have been received before its length was known; the next one is left in the kernel from its
+            // first byte.
+            conn.set_lazy(true);
+        }
+        let by_close = matches!(self.frame, Framing::UntilClose);
+        let silent = !conn.is_lazy() || conn.is_silent();
+        // An answer that came before the whole request was sent leaves the connection half used.
+        let clean = head.keep_alive && !self.excess && silent && !conn.is_sending() && !by_close;
+        ended_well && clean && collect(lane, conn)
+    }
+
     fn new(body: AnswerBody, relay: Relay, unpack: bool, large: bool) -> Self {
         Passing {
             frame: Framing::new(body),
@@ -252,41 +266,40 @@ impl Passing {
 ///
 /// # Errors
 /// A fault of the worker that shows before the client has seen a byte.
-pub async fn relay<W: Wire>(
+#[allow(
+    clippy::manual_async_fn,
+    reason = "an async fn keeps what it is given twice, and every connection has room for it"
+)]
+pub fn relay<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     request: &Request,
-    answer: Answer<W::Conn>,
-) -> Result<Outcome<W::Conn>, Fault> {
-    let Answer { conn, head, mut chunk, head_len } = answer;
-    let unpack = request.head.version == Version::H10 && head.body == AnswerBody::Chunked;
-    let framing = if unpack { AnswerBody::UntilClose } else { head.body };
-    let until_close = framing == AnswerBody::UntilClose;
-    let keep_alive = request.keep_alive.get() && !until_close && !lane.is_draining();
-    request.keep_alive.set(keep_alive);
-    let mut out = lane.buffers.take();
-    let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
-    http1::response_head(&mut out, &head, &chunk, &told);
-    chunk.advance(head_len);
-    let mut passing = Passing::new(head.body, lane.config.relay, unpack, conn.is_lazy());
-    passing.first(lane, &chunk, &mut out)?;
-    request.body_begun.set(!chunk.is_empty());
-    drop(chunk);
-    client.fragile.set(until_close);
-    lane.count(Tally::RelayEvents, 1);
-    client.send(lane, Outgoing::Heap(out));
-    request.answered_us.set(lane.wire.now_us());
-    let ended = pass(lane, client, request, &conn, &mut passing).await;
-    // An answer that came before the whole request was sent leaves the connection half used.
-    let by_close = matches!(passing.frame, Framing::UntilClose);
-    if lane.config.relay == Relay::Auto && matches!(head.body, AnswerBody::Length(n) if n >= SPLICE_BYTES as u64) {
-        // It may have been received before its length was known; the next one is left in the kernel from its first byte.
-        conn.set_lazy(true);
+    mut answer: Answer<W::Conn>,
+) -> impl Future<Output = Result<Outcome<W::Conn>, Fault>> {
+    async move {
+        let body = answer.head.body;
+        let unpack = request.head.version == Version::H10 && body == AnswerBody::Chunked;
+        let framing = if unpack { AnswerBody::UntilClose } else { body };
+        let until_close = framing == AnswerBody::UntilClose;
+        let keep_alive = request.keep_alive.get() && !until_close && !lane.is_draining();
+        request.keep_alive.set(keep_alive);
+        let mut out = lane.buffers.take();
+        let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
+        http1::response_head(&mut out, &answer.head, &answer.chunk, &told);
+        answer.chunk.advance(answer.head_len);
+        let mut passing = Passing::new(body, lane.config.relay, unpack, answer.conn.is_lazy());
+        passing.first(lane, &answer.chunk, &mut out)?;
+        request.body_begun.set(!answer.chunk.is_empty());
+        drop(answer.chunk);
+        client.fragile.set(until_close);
+        lane.count(Tally::RelayEvents, 1);
+        client.send(lane, Outgoing::Heap(out));
+        request.answered_us.set(lane.wire.now_us());
+        let ended = pass(lane, client, request, &answer.conn, &mut passing).await;
+        let conn = passing.is_reusable(lane, &answer.conn, &answer.head, ended.is_ok()).then_some(answer.conn);
+        let (then, fault) = finish(lane, client, request, until_close, ended).await;
+        Ok(Outcome { then, status: answer.head.status, conn, fault, head: answer.head })
     }
-    let silent = !conn.is_lazy() || conn.is_silent();
-    let reusable = head.keep_alive && !passing.excess && silent && !conn.is_sending() && !by_close;
-    let conn = if ended.is_ok() && reusable && collect(lane, &conn) { Some(conn) } else { None };
-    Ok(finish(lane, client, request, until_close, ended, conn, head).await)
 }
 
 /// What becomes of the client's connection when its answer has ended, well or not.
@@ -296,10 +309,8 @@ async fn finish<W: Wire>(
     request: &Request,
     until_close: bool,
     ended: Result<(), What>,
-    conn: Option<W::Conn>,
-    head: ResponseHead,
-) -> Outcome<W::Conn> {
-    let (then, fault) = match ended {
+) -> (Then, Option<What>) {
+    match ended {
         // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
         Ok(()) if request.keep_alive.get() => (Then::Keep, None),
         Ok(()) => {
@@ -312,8 +323,7 @@ async fn finish<W: Wire>(
             (cut(lane, client, until_close).await, Some(fault))
         }
         Err(fault) => (Then::Cut, Some(fault)),
-    };
-    Outcome { then, status: head.status, conn, fault, head }
+    }
 }
 
 /// Passes on what follows the first bytes.

@@ -58,9 +58,9 @@ impl Pipe for NoPipe {
 
 /// What came of drawing from a connection.
 pub enum Drawn {
-    /// So many bytes are in the pipe; 0 is the end of the peer's stream.
+    /// So many bytes are in the pipe.
     Piped(usize),
-    /// This was received before; it goes first.
+    /// This was received before, or could not be had otherwise; an empty chunk is the end of the peer's stream.
     Received(Chunk),
 }
 

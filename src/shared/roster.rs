@@ -312,9 +312,8 @@ impl Snapshot {
     ///
     /// Control calls this every second.
     pub fn fade(&self, load: &Load, vitals: &Vitals) {
-        let named = |role| self.pools.iter().any(|pool| pool.role == role);
-        let everyone = ROLES.into_iter().filter(|&role| !named(role)).map(|role| self.everyone(role));
-        for pool in self.pools.iter().chain(everyone) {
+        // By role, not by model: a worker that serves several would lose as many times.
+        for pool in ROLES.map(|role| self.everyone(role)) {
             let processed = |&slot: &Slot| load.word(slot).processed();
             let usable = pool.slots.iter().filter(|&&slot| vitals.usable(slot));
             let Some(least) = usable.map(processed).min() else { continue };

@@ -44,6 +44,9 @@ struct Plan {
     stalls_in: Option<usize>,
     /// More comes than was said.
     excess: bool,
+    /// In the middle of this piece comes a byte of urgent data, which is none of the answer's. (Only the last such byte
+    /// that is on its way is kept apart.)
+    urgent_in: Option<usize>,
 }
 
 impl Plan {
@@ -168,6 +171,17 @@ fn answer(stream: &mut TcpStream, plan: &Plan, seen: &Seen) -> std::io::Result<b
                 out.drain(..part);
                 std::thread::sleep(Duration::from_micros(rng.u64(0..500)));
             }
+        }
+        if plan.urgent_in == Some(n) {
+            let half = out.len() / 2;
+            stream.write_all(&out[..half])?;
+            out.drain(..half);
+            socket2::SockRef::from(&*stream).send_out_of_band(b"!")?;
+            std::thread::sleep(Duration::from_millis(plan.gap_ms));
+        }
+        if plan.excess && n + 1 == plan.pieces.len() {
+            // It goes out with what is too much, which else might come when the next answer is waited for already.
+            break;
         }
         stream.write_all(&std::mem::take(&mut out))?;
         if breaks {
@@ -364,6 +378,22 @@ fn an_answer_that_breaks_off_does_not_look_whole() {
     }
 }
 
+/// A mark of urgent data, past which the kernel splices nothing, is not taken for the end, nor waited at.
+#[test]
+fn urgent_data_does_not_stop_an_answer() {
+    for relay in Relay::ALL.iter().copied() {
+        let worker = Worker::start();
+        let gateway = gateway(&worker, relay, |c| c.stall_timeout = Duration::from_secs(2));
+        for framing in [Framing::Length, Framing::Chunked, Framing::UntilClose] {
+            for gap_ms in [0, 40] {
+                let plan = Plan { framing, pieces: vec![400_000; 3], urgent_in: Some(1), gap_ms, ..Plan::default() };
+                let answer = Http::connect(gateway.address()).send(&plan.request()).answer().expect(200);
+                assert!(answer.body == plan.bytes(), "{relay:?} {plan:?}: {} bytes", answer.body.len());
+            }
+        }
+    }
+}
+
 impl Http {
     /// How an answer ends that may break off anywhere; `None` before its head was complete.
     fn cut_answer(&mut self) -> Option<End> {
@@ -475,7 +505,7 @@ fn a_spliced_answer_leaves_a_connection_for_the_next_one_or_none() {
         }
         assert_eq!(worker.connections(), 1, "{relay:?}");
         for (n, framing) in [Framing::Length, Framing::Chunked].into_iter().enumerate() {
-            ask(&Plan { framing, pieces: vec![300_000], excess: true, ..Plan::default() });
+            ask(&Plan { framing, pieces: vec![300_000, 100], excess: true, ..Plan::default() });
             // The next one must not be given what was forged.
             ask(&Plan { framing, pieces: vec![300_000], seed: 9, ..Plan::default() });
             assert_eq!(worker.connections(), n + 2, "{relay:?}");

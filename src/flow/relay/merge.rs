@@ -49,7 +49,8 @@ async fn whole<W: Wire>(
     client.send(lane, Outgoing::Heap(out));
     request.answered_us.set(lane.wire.now_us());
     request.body_begun.set(true);
-    Ok(finish(lane, client, request, false, Ok(()), conn, head).await)
+    let (then, fault) = finish(lane, client, request, false, Ok(())).await;
+    Ok(Outcome { then, status: head.status, conn, fault, head })
 }
 
 /// Writes the head, and notes what becomes of the client's connection.
@@ -154,5 +155,6 @@ async fn stream<W: Wire>(
         && !conn.is_sending()
         && collect(lane, &conn);
     let conn = reusable.then_some(conn);
-    Ok(finish(lane, client, request, !chunked, ended, conn, head).await)
+    let (then, fault) = finish(lane, client, request, !chunked, ended).await;
+    Ok(Outcome { then, status: head.status, conn, fault, head })
 }

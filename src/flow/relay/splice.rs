@@ -50,7 +50,7 @@ enum Clock {
 
 /// Why nothing more is drawn.
 enum Stop {
-    /// This goes first.
+    /// This goes next: what came before the connection was lazy, or what only a receive could get.
     Received(Chunk),
     NoPipe,
     /// The worker's side ended; whether with a FIN.
@@ -181,6 +181,10 @@ impl<W: Wire> Moving<'_, W> {
             return Some(Event::Moved(self.moved));
         }
         Some(match self.stop.take()? {
+            Stop::Received(chunk) if self.moved > 0 => {
+                self.conn.unread(chunk);
+                Event::Moved(self.moved)
+            }
             Stop::Received(chunk) => Event::Next(chunk),
             Stop::NoPipe if self.moved > 0 => Event::Moved(self.moved),
             Stop::NoPipe => Event::NoPipe,

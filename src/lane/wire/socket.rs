@@ -145,15 +145,18 @@ impl Socket {
         }
     }
 
-    /// Tries something of an idle, lazy connection whenever there may be something to receive.
-    fn poll_try<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
+    /// Tries something of an idle, lazy connection whenever there may be something to receive; the attempt is told
+    /// whether a poll says so.
+    fn poll_try<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut(bool) -> io::Result<T>) -> Poll<io::Result<T>> {
         loop {
+            let mut polled = false;
             if let Rx::Polling(id) = self.rx.get() {
                 // Whatever the poll says, the attempt knows better.
                 ready!(self.ring.poll_op(id, cx));
                 self.rx.set(Rx::Idle);
+                polled = true;
             }
-            match attempt() {
+            match attempt(polled) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.arm(),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 done => return Poll::Ready(done),
@@ -169,7 +172,7 @@ impl Socket {
 
     /// Receives from a lazy connection.
     fn poll_lazy(&self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Chunk>> {
-        self.poll_try(cx, || self.receive_now(max))
+        self.poll_try(cx, |_| self.receive_now(max))
     }
 
     fn receive_now(&self, max: usize) -> io::Result<Chunk> {
@@ -352,7 +355,7 @@ impl Conn for Socket {
         if let Some(early) = ready!(self.poll_early(cx)) {
             return Poll::Ready(early);
         }
-        self.poll_try(cx, || {
+        self.poll_try(cx, |_| {
             let mut room = [MaybeUninit::uninit(); MOST_SIGHT_BYTES];
             let room = &mut room[..sight.min(MOST_SIGHT_BYTES)];
             let ((seen, _), _) = rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
@@ -370,11 +373,19 @@ impl Conn for Socket {
         }
         if pipe.held() > 0 {
             return match pipe.draw(&self.fd, max) {
+                // The end, or what looks like it.
+                Ok(0) => Poll::Pending,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Poll::Pending,
                 drawn => Poll::Ready(drawn.map(Drawn::Piped)),
             };
         }
-        self.poll_try(cx, || pipe.draw(&self.fd, max).map(Drawn::Piped))
+        self.poll_try(cx, |polled| match pipe.draw(&self.fd, max) {
+            Ok(n) if n > 0 => Ok(Drawn::Piped(n)),
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock || !polled => Err(e),
+            // The kernel moves nothing past a mark of urgent data, while its polls say that there is something, and
+            // tells of an end that lies behind the mark as if it had come. To receive knows better.
+            _ => self.receive_now(max.min(RECV_BUFFER_BYTES)).map(Drawn::Received),
+        })
     }
 
     fn poll_pour(&self, cx: &mut Context<'_>, pipe: &mut KernelPipe) -> Poll<io::Result<usize>> {
