@@ -346,9 +346,17 @@ impl<C> Answer<C> {
 
     /// Seconds after which the worker wants to be asked again; `None` where it does not say so in seconds.
     pub fn retry_after_secs(&self) -> Option<u64> {
-        let named = |field: &&Field| field.name.of(&self.chunk).eq_ignore_ascii_case(b"retry-after");
-        let value = self.head.fields.iter().find(named)?.value.of(&self.chunk);
-        std::str::from_utf8(value).ok()?.trim().parse().ok()
+        std::str::from_utf8(self.named(b"retry-after")?).ok()?.trim().parse().ok()
+    }
+
+    /// Whether the worker says that asking again is of no use, as the OpenAI API does.
+    pub fn says_no_retry(&self) -> bool {
+        self.named(b"x-should-retry").is_some_and(|value| value.eq_ignore_ascii_case(b"false"))
+    }
+
+    fn named(&self, name: &[u8]) -> Option<&[u8]> {
+        let named = |field: &&Field| field.name.of(&self.chunk).eq_ignore_ascii_case(name);
+        Some(self.head.fields.iter().find(named)?.value.of(&self.chunk))
     }
 
     /// Puts the next bytes behind those that came with the head.

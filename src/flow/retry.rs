@@ -76,6 +76,9 @@ impl<W: Wire> Flow<W> {
         {
             return None;
         }
+        if answer.says_no_retry() {
+            return None;
+        }
         request.avoid.push(slot);
         // Another worker did not ask for a pause.
         let asked = if self.has_peer(request, slot) { None } else { answer.retry_after_secs() };

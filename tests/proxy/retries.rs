@@ -50,6 +50,19 @@ fn other_statuses_pass_as_they_came() {
     }
 }
 
+#[test]
+fn a_worker_may_say_that_asking_again_is_of_no_use() {
+    let rig = Rig::with(Settings::default(), 2, quick);
+    (0..2).for_each(|worker| {
+        misbehave(&rig, worker, |c| {
+            c.status = Some(500);
+            c.headers = vec![("X-Should-Retry".into(), "false".into())];
+        });
+    });
+    rig.post("/v1/completions", &ask()).expect(500);
+    assert_eq!(rig.received(), 1);
+}
+
 /// The last answer is the client's, and nobody is asked more often than the configuration says.
 #[test]
 fn attempts_have_an_end() {
