@@ -238,7 +238,10 @@ impl<W: Wire> Flow<W> {
                 Err(fault) => {
                     settle::judge(lane, guard.slot(), Err(fault.what));
                     drop(guard);
-                    let fault = side.map_or(fault.clone(), |side| fault.of(side));
+                    let fault = match side {
+                        Some(side) => fault.of(side),
+                        None => fault,
+                    };
                     self.refuse(client, request, fault).await
                 }
             }

@@ -18,16 +18,14 @@ pub type EngineIds = Box<[(u32, Box<str>)]>;
 /// Longest id that is taken, in bytes.
 const MAX_ID_BYTES: usize = 256;
 
-/// Ids out of an answer: an object with a text `engine_id`, or an object of such objects by rank, 0 among them.
+/// Ids out of an answer: an object with a text `engine_id`, or an object of such objects by rank, 0 among them; what is
+/// said by rank counts where both are.
 ///
 /// # Errors
 /// A few words about what is wrong with the answer.
 pub fn engine_ids(body: &[u8]) -> Result<EngineIds, &'static str> {
     let body: Value = serde_json::from_slice(body).map_err(|_| "not JSON")?;
     let said = body.as_object().ok_or("not an object")?;
-    if let Some(id) = said.get("engine_id") {
-        return Ok([(0, engine_id(id)?)].into());
-    }
     let mut ids: Vec<(u32, Box<str>)> = Vec::new();
     for (rank, of_rank) in said {
         let Some(rank) = rank.parse().ok().filter(|rank| *rank < MAX_DP_SIZE) else { continue };
@@ -36,8 +34,9 @@ pub fn engine_ids(body: &[u8]) -> Result<EngineIds, &'static str> {
     }
     ids.sort_unstable();
     ids.dedup_by_key(|(rank, _)| *rank);
-    match ids.first() {
-        Some((0, _)) => Ok(ids.into()),
+    match (ids.first(), said.get("engine_id")) {
+        (Some((0, _)), _) => Ok(ids.into()),
+        (_, Some(id)) => Ok([(0, engine_id(id)?)].into()),
         _ => Err("no engine_id in it, nor one of rank 0"),
     }
 }
@@ -98,6 +97,8 @@ mod tests {
     fn ids_come_alone_or_by_rank() {
         let read = |body: &str| engine_ids(body.as_bytes()).map(|ids| ids.into_vec());
         assert_eq!(read(r#"{"engine_id":"e","x":1}"#), Ok(vec![(0, "e".into())]));
+        let both = r#"{"engine_id":"a","0":{"engine_id":"a"},"1":{"engine_id":"b"}}"#;
+        assert_eq!(read(both), Ok(vec![(0, "a".into()), (1, "b".into())]));
         let by_rank = r#"{"10":{"engine_id":"k"},"0":{"engine_id":"a","worker_addr":{}},"x":{"engine_id":"?"},"2":{},"1":{"engine_id":"b"}}"#;
         assert_eq!(read(by_rank), Ok(vec![(0, "a".into()), (1, "b".into()), (10, "k".into())]));
         let long = format!(r#"{{"engine_id":"{}"}}"#, "x".repeat(MAX_ID_BYTES + 1));

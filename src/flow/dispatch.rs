@@ -120,18 +120,13 @@ async fn connect<W: Wire>(
         .await;
         match connected {
             Ok(conn) => return Ok(conn),
-            Err(fault)
-                if !matches!(fault.what, What::ConnectFailed | What::ConnectTimeout | What::OutOfDescriptors) =>
-            {
-                return Err(fault);
-            }
             Err(fault) => {
-                lane.count(Tally::ConnectFailures, 1);
-                if fault.what == What::OutOfDescriptors {
-                    return Err(fault);
+                let refused = matches!(fault.what, What::ConnectFailed | What::ConnectTimeout);
+                if refused || fault.what == What::OutOfDescriptors {
+                    lane.count(Tally::ConnectFailures, 1);
                 }
-                let another = lane.view.borrow().worker(slot, era).is_some_and(|w| w.addrs.len() > nth);
-                if !another {
+                // Its next address may do.
+                if !(refused && lane.view.borrow().worker(slot, era).is_some_and(|w| w.addrs.len() > nth)) {
                     return Err(fault);
                 }
             }

@@ -204,7 +204,8 @@ impl<W: Wire> Flow<W> {
         let merges = backend == Backend::Sglang && request.ask.logprobs && request.is("/generate");
         let lane = self.lane.clone();
         let bare = backend != Backend::Sglang;
-        let patch = dispatch::Patch { bare, add: &first_add, names_rank: true };
+        // SGLang is told the ranks in the body, vLLM by the header.
+        let patch = dispatch::Patch { bare, add: &first_add, names_rank: backend == Backend::Sglang };
         let to = (prefill.slot(), prefill.era());
         let parcel = dispatch::parcel(&lane, client, request, to, Some(&patch));
         let parcel = parcel.map_err(|fault| failed((Side::Prefill, fault)))?.kept();
@@ -235,14 +236,20 @@ impl<W: Wire> Flow<W> {
         pair: Pair,
         head: ResponseHead,
     ) -> End<W::Conn> {
+        let names_rank = pair.backend == Backend::Sglang;
         let mut walk = match self.begin(client, request, pair) {
             Ok(walk) => walk,
             Err((side, slot, fault)) => return End::Failed(side, slot, fault),
         };
         let add = std::mem::take(&mut walk.add);
         let answered = {
-            let mut second =
-                pin!(walk.flow.decode(client, request, (walk.decode.slot(), walk.decode.era()), &add, head));
+            let mut second = pin!(walk.flow.decode(
+                client,
+                request,
+                (walk.decode.slot(), walk.decode.era()),
+                (&add, names_rank),
+                head
+            ));
             poll_fn(|cx| match walk.poll(cx) {
                 Poll::Ready(end) => Poll::Ready(Err(end)),
                 Poll::Pending => second.as_mut().poll(cx).map(Ok),
@@ -261,16 +268,16 @@ impl<W: Wire> Flow<W> {
         }
     }
 
-    /// Sends the decode leg and waits for the head of its answer.
+    /// Sends the decode leg and waits for the head of its answer. `names_rank`: see [`dispatch::Patch`].
     async fn decode(
         &self,
         client: &Client<W::Conn>,
         request: &Request,
         to: (Slot, u32),
-        add: &[u8],
+        (add, names_rank): (&[u8], bool),
         head: ResponseHead,
     ) -> Result<Answer<W::Conn>, Fault> {
-        let patch = dispatch::Patch { bare: false, add, names_rank: true };
+        let patch = dispatch::Patch { bare: false, add, names_rank };
         let parcel = || dispatch::parcel(&self.lane, client, request, to, Some(&patch));
         let leg = self.leg(request, to, &client.timer, self.lane.config.decode_first_byte_timeout);
         // The client is watched by the pair: one that leaves may have to wait for the prefill.
@@ -306,7 +313,8 @@ impl<W: Wire> Flow<W> {
         let abandon = lane.timers.timer();
         let mut since = None;
         let answered = {
-            let mut second = pin!(self.decode(client, request, (walk.decode.slot(), walk.decode.era()), &add, head));
+            let mut second =
+                pin!(self.decode(client, request, (walk.decode.slot(), walk.decode.era()), (&add, false), head));
             poll_fn(|cx| {
                 if let Poll::Ready(answered) = second.as_mut().poll(cx) {
                     return Poll::Ready(Some(answered));

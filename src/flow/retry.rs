@@ -72,11 +72,8 @@ impl<W: Wire> Flow<W> {
             return self.another_holder(request, slot).then_some(0);
         }
         let retry = &self.lane.config.retry;
-        if status < 400 || !retry.statuses.contains(&status) || request.attempts.get() >= self.lane.config.max_attempts
-        {
-            return None;
-        }
-        if answer.says_no_retry() {
+        let is_last = request.attempts.get() >= self.lane.config.max_attempts;
+        if !retry.statuses.contains(&status) || is_last || answer.says_no_retry() {
             return None;
         }
         request.avoid.push(slot);

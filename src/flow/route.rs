@@ -84,7 +84,8 @@ impl Default for Want<'_> {
 ///
 /// # Errors
 /// [`What::ModelUnknown`] when no worker serves the model, [`What::WorkersFull`] when all of those that can be used have
-/// as many requests as they may, [`What::NoWorker`] when none of those that do is usable, when some worker's models are not known yet, or when the worker that was named cannot serve.
+/// as many requests as they may, [`What::NoWorker`] when none of those that do is usable, when some worker's models are
+/// not known yet, or when the worker that was named cannot serve.
 #[inline]
 pub fn choose(
     view: &mut View,

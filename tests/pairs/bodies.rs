@@ -287,3 +287,36 @@ fn each_rank_of_a_data_parallel_engine_is_charged() {
     }
     pairs.settles();
 }
+
+/// vLLM's engines are told their ranks by a header, on both legs: with Mooncake each rank has an id of its own, which the
+/// decode worker must be told of the rank that the prefill really has.
+#[test]
+fn ranks_of_vllm_engines_are_told_by_the_header() {
+    for backend in [Backend::VllmNixl, Backend::VllmMooncake] {
+        let connector = match backend {
+            Backend::VllmMooncake => corelane::mock::Connector::Mooncake,
+            _ => corelane::mock::Connector::Nixl,
+        };
+        let bootstrap = backend == Backend::VllmMooncake;
+        let settings = Settings { vllm: true, connector, bootstrap, dp_size: 2, ..Settings::default() };
+        let (prefill, decode) = crate::engines(&settings, 1, 1);
+        let mut specs = crate::specs(&prefill, &decode);
+        for spec in &mut specs {
+            (spec.backend, spec.dp_size) = (backend, Some(2));
+        }
+        specs[0].bootstrap_port = prefill.engine(0).bootstrap_port();
+        let gateway = corelane::boot::Gateway::start(crate::rig::config(specs)).expect("the gateway starts");
+        crate::rig::until("all ranks are usable", || gateway.shared().readiness.snapshot().usable == 4);
+        let pairs = Pairs { gateway, prefill, decode };
+        for n in 0..8 {
+            let ask = json!({"model": "mock", "prompt": format!("prompt {n}"), "max_tokens": 2});
+            pairs.http().post("/v1/completions", &ask).expect(200);
+        }
+        clean(&pairs);
+        for engine in pairs.engines() {
+            let ranks = engine.stats().ranks;
+            assert_eq!(ranks.values().copied().collect::<Vec<_>>(), [4, 4], "{backend:?}: {ranks:?}");
+        }
+        pairs.settles();
+    }
+}
