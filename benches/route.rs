@@ -2,6 +2,10 @@
 //!
 //! `cargo bench --bench route`. A lane that serves 100 000 requests a second decides every 10 µs, so that is how far
 //! the clock moves between decisions. Where the name says `beside`, another lane decides without a pause meanwhile.
+//!
+//! `CORELANE_BENCH_LANES=ROUNDS cargo bench --bench route` tells how decisions scale from one lane to two instead: all of
+//! a request's work without sockets (8 KiB read and hashed, a worker chosen, charged and released, the answer counted),
+//! on one thread and on two that are pinned to cores 0 and 1, in turn.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,6 +16,7 @@ use corelane::config::{Policy, Role};
 use corelane::flow::inspect::{Inspector, KeyRules};
 use corelane::flow::route::{Want, choose};
 use corelane::lane::view::View;
+use corelane::metrics::Time;
 use corelane::shared::Shared;
 use corelane::shared::load::{LoadGuard, Word};
 use corelane::shared::roster::{Pairing, Slot, Worker};
@@ -28,7 +33,76 @@ const BUSY: usize = 2;
 const STEP_US: u64 = 10;
 
 fn main() {
-    divan::main();
+    match std::env::var("CORELANE_BENCH_LANES").ok().and_then(|rounds| rounds.parse().ok()) {
+        Some(rounds) => lanes(rounds),
+        None => divan::main(),
+    }
+}
+
+/// Workers and conversations of [`lanes`].
+const LANES_WORKERS: usize = 16;
+const LANES_CHATS: usize = 64;
+
+/// Requests a second of one lane and of two, by rounds.
+fn lanes(rounds: usize) {
+    let (shared, _held) = fleet(LANES_WORKERS);
+    let mut ratios: Vec<f64> = Vec::new();
+    for round in 1..=rounds {
+        let [one, two] = [1, 2].map(|lanes| rate(shared, lanes));
+        println!("round {round}: 1 lane {one:.0}/s, 2 lanes {two:.0}/s: {:.2}", two / one);
+        ratios.push(two / one);
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("median {:.2}", ratios[ratios.len() / 2]);
+}
+
+fn rate(shared: &'static Shared, lanes: usize) -> f64 {
+    let begun = std::time::Instant::now();
+    let done: u64 = std::thread::scope(|scope| {
+        let lane = |lane| {
+            move || {
+                core_affinity::set_for_current(core_affinity::CoreId { id: lane });
+                serve_for(shared, lane, std::time::Duration::from_millis(500))
+            }
+        };
+        let threads: Vec<_> = (0..lanes).map(|at| scope.spawn(lane(at))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a lane that ends")).sum()
+    });
+    done as f64 / begun.elapsed().as_secs_f64()
+}
+
+fn serve_for(shared: &'static Shared, index: usize, time: std::time::Duration) -> u64 {
+    let mut lane = Lane::new(index, shared, STEP_US);
+    let mut inspector = Inspector::new();
+    let chats: Vec<String> = (0..LANES_CHATS)
+        .map(|chat| {
+            let content = format!("Lane {index}, conversation {chat}: so it goes. ").repeat(200);
+            format!("{{\"model\":\"some/model\",\"messages\":[{{\"role\":\"user\",\"content\":\"{content}\"}}]}}")
+        })
+        .collect();
+    let (begun, mut done) = (std::time::Instant::now(), 0);
+    while begun.elapsed() < time {
+        for chat in &chats {
+            inspector.begin(Body::Json(&["messages"]), b"");
+            inspector.want_key(KeyRules { seed: 1, max_bytes: 1 << 20 });
+            let ask = inspector.finish(black_box(chat.as_bytes())).expect("a good body");
+            while !inspector.hash(&ask, chat.as_bytes()) {}
+            let symbols = inspector.key().1;
+            let model = Some(&b"some/model"[..]);
+            let want = Want { model, policy: Policy::CacheAware, symbols, length: chat.len(), ..Want::default() };
+            let tallies = shared.tallies.lane(index);
+            lane.now_us += lane.step_us;
+            let guard = choose(&mut lane.view, &want, lane.now_us, &mut lane.rng, tallies).expect("a worker");
+            tallies.worker_response(guard.slot(), 200);
+            tallies.request(0, 200);
+            tallies.took(0, 0, Time::FirstByte, 900);
+            tallies.took(0, 0, Time::Total, 1000);
+            shared.vitals.ended(guard.slot(), true);
+            drop(guard);
+            done += 1;
+        }
+    }
+    done
 }
 
 /// A fleet that is ready and busy.

@@ -3,8 +3,10 @@
 //! Takes a configuration, gives a running gateway or one line that says what to change. Never starts half:
 //! ports, cores and the ring are tried before anything serves.
 
-mod host;
+pub(crate) mod host;
 mod lanes;
+mod log;
+pub mod notify;
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -13,13 +15,19 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, Role};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, Loaded, Source};
 use crate::control;
+use crate::control::reload::Reloadable;
 use crate::shared::Shared;
 use crate::shared::drain::Phase;
 
 /// Time that cut connections get to be torn down before the lanes end regardless.
 const UNWIND: Duration = Duration::from_secs(1);
+
+/// Makes what the control thread needs to read the configuration again, around what the host decides.
+type MakeReloadable = Box<dyn FnOnce(Box<dyn Fn(&mut Config) + Send>) -> Reloadable + Send>;
 
 /// A running gateway.
 pub struct Gateway {
@@ -27,9 +35,12 @@ pub struct Gateway {
     config: Arc<Config>,
     address: SocketAddr,
     admin: SocketAddr,
+    commands: control::command::Commands,
     lanes: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
+    /// The access log's writer, if there is one.
+    log: Option<log::Log>,
 }
 
 impl Gateway {
@@ -37,26 +48,53 @@ impl Gateway {
     ///
     /// # Errors
     /// One line for people: what failed and what to change.
-    pub fn start(mut config: Config) -> Result<Gateway, String> {
+    pub fn start(config: Config) -> Result<Gateway, String> {
+        Gateway::begin(config, None)
+    }
+
+    /// The same for a gateway that reads its configuration again on SIGHUP and when its files have changed; `log` changes
+    /// what is logged, `reloading` is told when that begins and when it is done.
+    ///
+    /// # Errors
+    /// See [`Gateway::start`].
+    pub fn start_reloadable(
+        loaded: Loaded,
+        source: Source,
+        log: impl Fn(&str) + Send + 'static,
+        reloading: impl Fn(bool) + Send + 'static,
+    ) -> Result<Gateway, String> {
+        let config = loaded.config.clone();
+        let (log, reloading) = (Box::new(log), Box::new(reloading));
+        let make = |finish| Reloadable { source, loaded, finish, log, reloading };
+        Gateway::begin(config, Some(Box::new(make)))
+    }
+
+    fn begin(mut config: Config, reloadable: Option<MakeReloadable>) -> Result<Gateway, String> {
         host::raise_nofile();
         host::report_nofile();
         let cores = host::lane_cores(&config.cores)?;
         host::try_files(cores.len())?;
         let mode = host::probe_ring()?;
-        if config.max_connections_per_lane == 0 {
-            config.max_connections_per_lane = host::connections_per_lane(cores.len());
-        }
+        let lanes = cores.len();
+        let finish = move |config: &mut Config| {
+            if config.max_connections_per_lane == 0 {
+                config.max_connections_per_lane = host::connections_per_lane(lanes);
+            }
+        };
+        finish(&mut config);
         let config = Arc::new(config);
         let listeners = host::listen(&config, cores.len())?;
         let address = listeners[0].local_addr().map_err(|e| format!("the listening address cannot be read: {e}"))?;
         let shared = Shared::leak_with(cores.len(), config.routing.prefix_memory_bytes);
-        shared.admission.open(config.max_concurrent_requests, config.queue_size);
+        shared.limit_requests(config.max_concurrent_requests, config.queue_size);
+        shared.settings.publish(&config);
         shared.load.limit(config.max_requests_per_worker);
         shared.vitals.set_rules(config.breaker);
-        if Role::ALL.iter().any(|role| config.policy_of(*role).wants_ring()) {
+        if config.wants_rings() {
             shared.roster.make_rings();
         }
 
+        let log = log::Log::start(shared, &config, cores.len())?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, is_ready) = mpsc::channel();
         let control_core = host::control_core(config.control_core, &cores)?;
@@ -70,26 +108,32 @@ impl Gateway {
                     {
                         tracing::warn!(core = id, "the control thread could not be pinned");
                     }
-                    control::run(shared, config, ready, async move {
+                    let stop = async move {
                         let _ = stopped.await;
-                    });
+                    };
+                    match reloadable.map(|make| make(Box::new(finish))) {
+                        Some(reloadable) => control::run_reloadable(shared, config, reloadable, ready, stop),
+                        None => control::run(shared, config, ready, stop),
+                    }
                 }
             })
             .map_err(|e| format!("the control thread could not be started: {e}"))?;
+        let control::Running { admin, commands } = match is_ready.recv() {
+            Ok(Ok(running)) => running,
+            Ok(Err(e)) => return Err(e.to_string()),
+            Err(_) => return Err("the control thread ended at start".into()),
+        };
         let mut gateway = Gateway {
             shared,
             config,
             address,
-            admin: address,
+            admin,
+            commands,
             lanes: Vec::new(),
             control: Some(control),
             stop: Some(stop),
+            log,
         };
-        match is_ready.recv() {
-            Ok(Ok(admin)) => gateway.admin = admin,
-            Ok(Err(e)) => return Err(e.to_string()),
-            Err(_) => return Err("the control thread ended at start".into()),
-        }
         gateway.lanes = lanes::start(shared, &gateway.config, &cores, listeners)?;
         tracing::info!(
             address = %gateway.address,
@@ -115,6 +159,11 @@ impl Gateway {
         self.admin
     }
 
+    /// By which workers are managed.
+    pub fn commands(&self) -> &control::command::Commands {
+        &self.commands
+    }
+
     /// The process's shared state.
     pub fn shared(&self) -> &'static Shared {
         self.shared
@@ -137,11 +186,15 @@ impl Gateway {
     /// then everything ends. True when nothing had to be cut.
     pub fn drain(mut self) -> bool {
         self.advance(Phase::Settling);
-        tracing::info!(seconds = self.config.shutdown_settle.as_secs_f64(), "settling: /readiness says 503");
-        std::thread::sleep(self.config.shutdown_settle);
+        let (settle, grace) = match self.shared.settings.newest() {
+            Some(newest) => (newest.config.shutdown_settle, newest.config.shutdown_grace),
+            None => (self.config.shutdown_settle, self.config.shutdown_grace),
+        };
+        tracing::info!(seconds = settle.as_secs_f64(), "settling: /readiness says 503");
+        std::thread::sleep(settle);
         self.advance(Phase::Draining);
         tracing::info!(connections = self.connections(), "draining: no new connections");
-        let until = Instant::now() + self.config.shutdown_grace;
+        let until = Instant::now() + grace;
         // A prefill may go on when its request has ended.
         while (self.connections() > 0 || self.in_flight() > 0) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
@@ -165,6 +218,10 @@ impl Gateway {
         for lane in self.lanes.drain(..) {
             let _ = lane.join();
         }
+        // What the lanes had to say is written.
+        if let Some(log) = self.log.take() {
+            log.end();
+        }
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
@@ -182,14 +239,18 @@ impl Drop for Gateway {
 }
 
 /// Serves until a signal, then drains. A second signal ends the process at once.
-pub fn run(config: Config) -> ExitCode {
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(&config.log_level))
+pub fn run(loaded: Loaded, source: Source) -> ExitCode {
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&loaded.config.log_level))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         // Complaints about a log that nobody reads would be printed there, which panics.
         .log_internal_errors(false)
-        .try_init();
+        .with_filter_reloading();
+    let filter = subscriber.reload_handle();
+    let _ = subscriber.try_init();
+    // It fails only where the subscriber is gone.
+    let log = move |levels: &str| drop(filter.reload(EnvFilter::new(levels)));
     host::raise_nofile();
     if let Err(line) = host::try_files(0) {
         return fail(&line);
@@ -198,11 +259,17 @@ pub fn run(config: Config) -> ExitCode {
         Ok(signals) => signals,
         Err(e) => return fail(&format!("signals cannot be handled: {e}")),
     };
-    let gateway = match Gateway::start(config) {
+    let manager = notify::Manager::of_process();
+    let reloading = move |begins: bool| if begins { manager.reloading() } else { manager.ready("serving") };
+    let gateway = match Gateway::start_reloadable(loaded, source, log, reloading) {
         Ok(gateway) => gateway,
         Err(line) => return fail(&line),
     };
+    let manager = notify::Manager::of_process();
+    manager.ready(&format!("serving {} with {} lanes", gateway.address, gateway.lanes.len()));
+    notify::keep_watch(notify::Manager::of_process(), gateway.shared);
     signals.first();
+    manager.stopping();
     signals.exit_on_second();
     gateway.drain();
     tracing::info!("corelane ends");

@@ -5,6 +5,7 @@
 
 mod check;
 mod demo;
+mod doctor;
 pub mod mock_worker;
 mod serve;
 
@@ -24,6 +25,11 @@ struct Subcommand {
 const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { name: "serve", about: "Serve clients: the gateway itself", run: serve::run },
     Subcommand { name: "check", about: "Check a configuration, tell every mistake, start nothing", run: check::run },
+    Subcommand {
+        name: "doctor",
+        about: "Look at host, configuration and workers, say what to change",
+        run: doctor::run,
+    },
     Subcommand { name: "demo", about: "Serve a mock fleet, to see the gateway at work without a GPU", run: demo::run },
     Subcommand {
         name: "mock-worker",
@@ -109,19 +115,19 @@ fn overview() -> String {
     command.render_help().to_string()
 }
 
-/// Reads the configuration for a subcommand: flags, environment, file. Warnings and mistakes are printed.
+/// Reads the configuration for a subcommand: flags, environment, files. Warnings and mistakes are printed.
 ///
 /// # Errors
 /// The exit code: 0 after `--help`, 2 after mistakes.
-fn configure(command: &clap::Command, args: &[String]) -> Result<(config::Loaded, clap::ArgMatches), ExitCode> {
+fn configure(command: &clap::Command, args: &[String]) -> Result<(config::Loaded, config::Source), ExitCode> {
     let flags = read_flags(command, args)?;
-    let matches = flags.matches.clone();
-    match config::load(flags, &config::environment::of_process(), |name| std::fs::read_to_string(name)) {
+    let source = config::Source { flags, environment: config::environment::of_process() };
+    match source.load(config::Disk) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
                 complain(format_args!("warning: {warning}"));
             }
-            Ok((loaded, matches))
+            Ok((loaded, source))
         }
         Err(mistakes) => Err(tell(&mistakes)),
     }

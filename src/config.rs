@@ -4,7 +4,9 @@
 //! anything and never reads the clock.
 
 mod breaker;
+mod discovery;
 pub mod environment;
+pub mod fields;
 pub mod flags;
 mod given;
 pub mod help;
@@ -14,19 +16,23 @@ pub mod options;
 mod print;
 pub mod routes;
 mod routing;
+mod source;
 mod tables;
 mod toml;
 mod values;
 mod worker_url;
 mod workers;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 pub use breaker::Breaker;
+pub use discovery::is_workers_file;
 pub use load::{Loaded, Setting, load};
 pub use mistakes::{Mistake, Origin, Wrong, nearest, quote};
 pub use routing::{Assignment, BalanceMode, Policy, Routing, Secret};
+pub use source::{Disk, Files, Kept, Source};
 pub use values::parse_cores;
 pub use worker_url::WorkerUrl;
 
@@ -184,6 +190,42 @@ pub struct Retry {
     pub budget: f64,
 }
 
+/// Which requests have a line in the access log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    /// None.
+    Off,
+    /// Those that were answered with a status from 400 on, or that ended otherwise than well.
+    Errors,
+    /// Those, and a sample of the others.
+    Sampled,
+    /// All.
+    All,
+}
+
+impl AccessLog {
+    /// All of them, in the order of [`AccessLog::NAMES`].
+    pub const ALL: &'static [AccessLog] = &[AccessLog::Off, AccessLog::Errors, AccessLog::Sampled, AccessLog::All];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["off", "errors", "sampled", "all"];
+}
+
+/// What a line of the access log looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessFormat {
+    /// An object of JSON.
+    Json,
+    /// `name=value` pairs.
+    Text,
+}
+
+impl AccessFormat {
+    /// Both, in the order of [`AccessFormat::NAMES`].
+    pub const ALL: &'static [AccessFormat] = &[AccessFormat::Json, AccessFormat::Text];
+    /// Their names in the configuration.
+    pub const NAMES: &'static [&'static str] = &["json", "text"];
+}
+
 /// How answers pass from workers to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relay {
@@ -222,6 +264,16 @@ pub struct WorkerSpec {
     pub health_endpoint: Option<String>,
     /// How long it may take to answer a probe; `None`: as long as all.
     pub health_timeout: Option<Duration>,
+    /// The host is a name that stands for a worker at each of its addresses.
+    pub expand: bool,
+    /// Between probes; `None`: as all.
+    pub health_interval: Option<Duration>,
+    /// Failed probes in a row that take it out; `None`: as many as for all.
+    pub health_failures: Option<u32>,
+    /// Successful ones that bring it back; `None`: as many as for all.
+    pub health_successes: Option<u32>,
+    /// What operators note of it; shown with it, and nothing else.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl WorkerSpec {
@@ -238,6 +290,11 @@ impl WorkerSpec {
             dp_size: None,
             health_endpoint: None,
             health_timeout: None,
+            expand: false,
+            health_interval: None,
+            health_failures: None,
+            health_successes: None,
+            labels: BTreeMap::new(),
         }
     }
 }
@@ -255,6 +312,11 @@ impl std::fmt::Debug for WorkerSpec {
             .field("dp_size", &self.dp_size)
             .field("health_endpoint", &self.health_endpoint)
             .field("health_timeout", &self.health_timeout)
+            .field("expand", &self.expand)
+            .field("health_interval", &self.health_interval)
+            .field("health_failures", &self.health_failures)
+            .field("health_successes", &self.health_successes)
+            .field("labels", &self.labels)
             .field("api_key", &self.api_key.as_ref().map(|_| "(hidden)"))
             .finish()
     }
@@ -269,7 +331,7 @@ pub struct ExtraRoute {
 }
 
 /// All settings of `corelane serve`, resolved and in range.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub host: IpAddr,
     pub port: u16,
@@ -278,6 +340,8 @@ pub struct Config {
     /// Core of the control thread; `None`: one that is no lane's, if there is one.
     pub control_core: Option<usize>,
     pub workers: Vec<WorkerSpec>,
+    /// No worker need be given: they are added at run time.
+    pub start_without_workers: bool,
     pub policy: Policy,
     /// How prefill workers are chosen; `None`: by `policy`. See [`Config::policy_of`].
     pub prefill_policy: Option<Policy>,
@@ -352,16 +416,33 @@ pub struct Config {
     pub backlog: u32,
     pub metrics_host: IpAddr,
     pub metrics_port: u16,
+    /// What who manages workers has to bring; `None`: nothing.
+    pub admin_token: Option<Secret>,
+    /// An admin listener beyond loopback may do without a token.
+    pub admin_open: bool,
     pub request_id_headers: Vec<String>,
+    /// Which requests have a line in the access log.
+    pub access_log: AccessLog,
+    /// Of so many requests that went well, one has, where a sample is logged.
+    pub access_log_sample: u32,
+    pub access_log_format: AccessFormat,
+    /// A file, or `stderr` or `stdout`.
+    pub access_log_path: String,
     pub health_check: bool,
     pub health_endpoint: String,
     pub health_interval: Duration,
     pub health_timeout: Duration,
     pub health_failures: u32,
     pub health_successes: u32,
+    /// How long a worker that is to be removed may take to finish what it has.
+    pub worker_drain_timeout: Duration,
     pub shutdown_settle: Duration,
     pub shutdown_grace: Duration,
     pub log_level: String,
+    /// File or directory with further workers.
+    pub workers_file: Option<String>,
+    /// Between looks at whether files have changed; zero: nobody looks.
+    pub watch_interval: Duration,
 }
 
 impl Config {
@@ -383,6 +464,16 @@ impl Config {
             Role::Decode => self.decode_policy,
         }
         .unwrap_or(self.policy)
+    }
+
+    /// Whether the admin listener is beyond loopback without a token, and nobody has said that it may.
+    pub fn strangers_may_manage(&self) -> bool {
+        !self.metrics_host.to_canonical().is_loopback() && self.admin_token.is_none() && !self.admin_open
+    }
+
+    /// Whether some role's workers are chosen on a ring of hashes.
+    pub fn wants_rings(&self) -> bool {
+        Role::ALL.iter().any(|role| self.policy_of(*role).wants_ring())
     }
 
     /// Whether some worker is one of a pair.
@@ -407,6 +498,7 @@ impl Config {
             cores: Vec::new(),
             control_core: None,
             workers: Vec::new(),
+            start_without_workers: false,
             policy: Policy::CacheAware,
             prefill_policy: None,
             decode_policy: None,
@@ -452,16 +544,25 @@ impl Config {
             backlog: 0,
             metrics_host: nowhere,
             metrics_port: 0,
+            admin_token: None,
+            admin_open: false,
             request_id_headers: Vec::new(),
+            access_log: AccessLog::Off,
+            access_log_sample: 0,
+            access_log_format: AccessFormat::Json,
+            access_log_path: String::new(),
             health_check: false,
             health_endpoint: String::new(),
             health_interval: Duration::ZERO,
             health_timeout: Duration::ZERO,
             health_failures: 0,
             health_successes: 0,
+            worker_drain_timeout: Duration::ZERO,
             shutdown_settle: Duration::ZERO,
             shutdown_grace: Duration::ZERO,
             log_level: String::new(),
+            workers_file: None,
+            watch_interval: Duration::ZERO,
         }
     }
 }
@@ -500,6 +601,8 @@ mod tests {
         assert_eq!(Engine::ALL.len(), Engine::NAMES.len());
         assert_eq!(Connector::ALL.len(), Connector::NAMES.len());
         assert_eq!(ClientLeaves::ALL.len(), ClientLeaves::NAMES.len());
+        assert_eq!(AccessLog::ALL.len(), AccessLog::NAMES.len());
+        assert_eq!(AccessFormat::ALL.len(), AccessFormat::NAMES.len());
     }
 
     #[test]

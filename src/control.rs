@@ -3,17 +3,25 @@
 //! Takes the configuration, gives lanes a roster, health and readiness through [`crate::shared`], and
 //! operators metrics. Never touches a request, never makes a lane wait.
 
+pub mod access_log;
 pub mod admin;
 pub mod bootstrap;
+pub mod command;
+mod expand;
 pub mod exposition;
+pub mod fanout;
 pub mod fetch;
 pub mod fleet;
 pub mod learn;
+pub mod load_report;
+pub mod merge;
 pub mod prefix;
 pub mod probe;
+pub mod reload;
 pub mod resolve;
 pub mod window;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,19 +29,30 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
-use crate::config::{Config, WorkerSpec};
+use crate::config::{Config, Role, WorkerSpec};
 use crate::shared::Shared;
 use crate::shared::roster::{MOONCAKE_PORT, Slot};
+use crate::shared::vitals::Health;
+use command::Commands;
+use expand::Names;
 use fetch::{Failure, Reply};
 use fleet::{Fleet, Id, News};
+use reload::{Reloadable, Reloader, Report};
 use resolve::{Endpoint, same_addrs};
 
 /// Threads that look names up: a look-up blocks, and a fleet's worth of threads would be too many.
 const LOOKUP_THREADS: usize = 8;
-/// News taken in before they are published together.
+/// News, or commands, taken in before they are published together.
 const BATCH: usize = 1024;
+/// Between looks at workers that drain.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
+/// A publication that took some time is followed by the next one after so many times as long, at the earliest: with
+/// thousands of workers it takes milliseconds, and a fleet that is registered one by one would pay them for each.
+const REST_AFTER_PUBLISHING: u32 = 4;
+/// And by then at the latest.
+const MOST_REST: Duration = Duration::from_millis(250);
 
 /// The control plane's own clockwork: what no option changes, but tests want faster.
 #[derive(Clone, Copy, Debug)]
@@ -62,16 +81,35 @@ impl Default for Pace {
     }
 }
 
-/// Runs the control plane on the calling thread until `stop` completes. `ready` is told the admin listener's
-/// address as soon as all configured workers are on the roster, or why there is no control plane; after an
-/// error this returns.
+/// A control plane that runs.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// Address of the admin listener.
+    pub admin: SocketAddr,
+    /// By which it is told what to do.
+    pub commands: Commands,
+}
+
+/// Runs the control plane on the calling thread until `stop` completes. `ready` is told as soon as all configured
+/// workers are on the roster, or why there is no control plane; after an error this returns.
 pub fn run(
     shared: &'static Shared,
     config: Arc<Config>,
-    ready: Sender<io::Result<SocketAddr>>,
+    ready: Sender<io::Result<Running>>,
     stop: impl Future<Output = ()>,
 ) {
     run_at(Pace::default(), shared, config, ready, stop);
+}
+
+/// [`run`] in a process that reads its configuration again when it is told to, or when the files have changed.
+pub fn run_reloadable(
+    shared: &'static Shared,
+    config: Arc<Config>,
+    reloadable: Reloadable,
+    ready: Sender<io::Result<Running>>,
+    stop: impl Future<Output = ()>,
+) {
+    run_with(Pace::default(), shared, config, Some(reloadable), ready, stop);
 }
 
 /// [`run`] at another pace.
@@ -79,7 +117,18 @@ pub fn run_at(
     pace: Pace,
     shared: &'static Shared,
     config: Arc<Config>,
-    ready: Sender<io::Result<SocketAddr>>,
+    ready: Sender<io::Result<Running>>,
+    stop: impl Future<Output = ()>,
+) {
+    run_with(pace, shared, config, None, ready, stop);
+}
+
+fn run_with(
+    pace: Pace,
+    shared: &'static Shared,
+    config: Arc<Config>,
+    reloadable: Option<Reloadable>,
+    ready: Sender<io::Result<Running>>,
     stop: impl Future<Output = ()>,
 ) {
     let runtime =
@@ -88,7 +137,7 @@ pub fn run_at(
         Ok(runtime) => runtime,
         Err(e) => return drop(ready.send(Err(e))),
     };
-    runtime.block_on(serve(pace, shared, config, ready, stop));
+    runtime.block_on(serve(pace, shared, config, reloadable, ready, stop));
     // A look-up that hangs in its thread must not hold up the exit.
     runtime.shutdown_background();
 }
@@ -97,7 +146,8 @@ async fn serve(
     pace: Pace,
     shared: &'static Shared,
     config: Arc<Config>,
-    ready: Sender<io::Result<SocketAddr>>,
+    reloadable: Option<Reloadable>,
+    ready: Sender<io::Result<Running>>,
     stop: impl Future<Output = ()>,
 ) {
     let bound = match admin::bind(config.metrics_host, config.metrics_port).await {
@@ -109,48 +159,87 @@ async fn serve(
         Err(e) => return drop(ready.send(Err(e))),
     };
     let (news, mut inbox) = mpsc::unbounded_channel();
+    let (commands, mut told) = command::channel();
     let epoch = Instant::now();
-    let mut fleet = Fleet::new(shared).dp_aware(config.dp_aware);
-    let trimming = tokio::spawn(prefix::keep_trimming(shared, config.routing, epoch));
-    let admin = tokio::spawn(admin::Admin::new(shared, fleet.bases(), fleet.notes()).serve(listener));
-    for spec in &config.workers {
-        welcome(&mut fleet, shared, pace, &config, spec, &news);
-    }
-    if is_open_with_keys(&config) {
-        tracing::warn!(
-            host = %config.host,
-            "clients need no key (--api-key), and whoever reaches this address uses the workers' api keys: keep it behind a \
-             firewall or a proxy that checks them"
-        );
-    }
-    fleet.settle();
+    let fleet = Fleet::new(shared).dp_aware(config.dp_aware);
+    let (newest, follows) = watch::channel(config.clone());
+    let (names, mut resolved) = Names::new(pace);
+    let mut plane = Plane { shared, pace, config, newest, names, listed: HashMap::new(), fleet, news };
+    let trimming = tokio::spawn(prefix::keep_trimming(shared, follows.clone(), epoch));
+    let report = Report::default();
+    let admin = admin::Admin::new(shared, follows, plane.fleet.bases(), commands.clone(), report.clone());
+    let admin = tokio::spawn(admin.serve(listener));
+    let reopening = tokio::spawn(access_log::keep_reopening(shared));
+    plane.begin();
+    warn_of_open_doors(&plane.config);
+    plane.fleet.settle();
+    let mut reloader = reloadable.map(|reloadable| Reloader::start(shared, reloadable, report));
     // Nobody waits for the answer when boot has given up meanwhile; `stop` ends this then.
-    let _ = ready.send(Ok(addr));
+    let _ = ready.send(Ok(Running { admin: addr, commands }));
 
-    let mut batch = Vec::with_capacity(BATCH);
-    let mut pulse = interval(Duration::from_secs(1));
+    let (mut batch, mut orders) = (Vec::with_capacity(BATCH), Vec::new());
+    let [mut pulse, mut looks] = [Duration::from_secs(1), DRAIN_LOOK].map(interval);
     pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut patience = std::pin::pin!(sleep(pace.readiness_wait));
     let mut waiting = true;
+    let (mut unsettled, mut rested) = (false, tokio::time::Instant::now());
     let mut stop = std::pin::pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => break,
             _ = inbox.recv_many(&mut batch, BATCH) => {
                 for (id, news) in batch.drain(..) {
-                    fleet.apply(id, news);
+                    plane.fleet.apply(id, news);
                 }
-                fleet.settle();
+                unsettled = true;
             }
-            _ = pulse.tick() => fleet.second(epoch.elapsed().as_secs(), config.routing.manual_idle_secs),
+            // The admin listener keeps the channel open.
+            _ = told.recv_many(&mut orders, BATCH) => {
+                for order in orders.drain(..) {
+                    plane.obey(order);
+                }
+                unsettled = true;
+            }
+            // The plane keeps the channel open.
+            Some(found) = resolved.recv() => unsettled |= plane.found(found),
+            _ = looks.tick(), if plane.fleet.is_draining() => unsettled |= plane.end_drains(),
+            _ = pulse.tick() => plane.fleet.second(epoch.elapsed().as_secs(), plane.config.routing.manual_idle_secs),
             () = &mut patience, if waiting => {
                 waiting = false;
-                fleet.stop_waiting();
+                plane.fleet.stop_waiting();
             }
+            reading = reload::next(&mut reloader) => {
+                if let Some(reloader) = &mut reloader
+                    && let Some((config, found)) = reloader.judge(reading)
+                {
+                    plane.renew(config, found);
+                    reloader.applied();
+                    unsettled = false;
+                }
+            }
+            () = sleep_until(rested), if unsettled => {}
+        }
+        let now = tokio::time::Instant::now();
+        if unsettled && now >= rested {
+            plane.fleet.settle();
+            unsettled = false;
+            rested = tokio::time::Instant::now() + (now.elapsed() * REST_AFTER_PUBLISHING).min(MOST_REST);
         }
     }
+    reopening.abort();
     trimming.abort();
     admin.abort();
+}
+
+fn warn_of_open_doors(config: &Config) {
+    if is_open_with_keys(config) {
+        tracing::warn!(
+            host = %config.host,
+            "clients need no key (--api-key), and whoever reaches this address uses the workers' api keys: keep it behind a \
+             firewall or a proxy that checks them"
+        );
+    }
 }
 
 /// Whether anybody beyond this host may use the workers' keys without one of their own.
@@ -160,45 +249,70 @@ fn is_open_with_keys(config: &Config) -> bool {
         && config.workers.iter().any(|w| w.api_key.is_some())
 }
 
-/// Registers a worker and starts to look after it.
-fn welcome(
-    fleet: &mut Fleet,
+/// The workers and what looks after them.
+pub(crate) struct Plane {
     shared: &'static Shared,
     pace: Pace,
-    config: &Arc<Config>,
-    spec: &WorkerSpec,
-    news: &Inbox,
-) {
-    let registered =
-        fleet.register(spec).and_then(|id| Endpoint::parse(&spec.url).map(|e| (id, e)).map_err(fleet::Refusal::BadUrl));
-    let (id, endpoint) = match registered {
-        Ok(registered) => registered,
-        Err(why) => {
-            tracing::error!(worker = %spec.url, role = spec.role.name(), reason = %why, "worker not registered");
-            return;
+    config: Arc<Config>,
+    /// The same, for who follows it.
+    newest: watch::Sender<Arc<Config>>,
+    names: Names,
+    /// What the configuration said of its workers when they were last made to be so.
+    listed: HashMap<(String, Role), WorkerSpec>,
+    fleet: Fleet,
+    news: Inbox,
+}
+
+impl Plane {
+    /// Registers the configured workers.
+    fn begin(&mut self) {
+        self.names.follow(&self.config.workers);
+        for spec in &self.names.workers(&self.config.workers) {
+            match self.fleet.register(spec) {
+                Ok(id) => {
+                    self.listed.insert((spec.url.clone(), spec.role), spec.clone());
+                    self.tend(id);
+                }
+                Err(why) => {
+                    tracing::error!(worker = %spec.url, role = spec.role.name(), reason = %why, "worker not registered");
+                }
+            }
         }
-    };
-    let Some(slots) = fleet.members(id) else { return };
-    let tended = Tended {
-        id,
-        slots,
-        shared,
-        url: spec.url.as_str().into(),
-        endpoint,
-        api_key: spec.api_key.as_deref().map(Into::into),
-        health_endpoint: spec.health_endpoint.as_deref().unwrap_or(&config.health_endpoint).into(),
-        health_timeout: spec.health_timeout.unwrap_or(config.health_timeout),
-        ask_models: spec.models.is_empty(),
-        ask_size: config.dp_aware && spec.dp_size.is_none(),
-        bootstrap_port: fleet::needs_engine_id(spec).then(|| spec.bootstrap_port.unwrap_or(MOONCAKE_PORT)),
-        config: config.clone(),
-        pace,
-        addrs: watch::Sender::new(None),
-        asked: watch::Sender::new(0),
-        answered: watch::Sender::new(None),
-        news: news.clone(),
-    };
-    fleet.assign(id, tokio::spawn(tended.tend()).abort_handle());
+    }
+
+    /// Starts to look after a worker, or starts anew.
+    fn tend(&mut self, id: Id) {
+        let Plane { shared, pace, ref config, ref mut fleet, ref news, .. } = *self;
+        let Some((slots, spec)) = fleet.members(id).zip(fleet.spec(id)) else { return };
+        // It was parsed when the worker was registered.
+        let Ok(endpoint) = Endpoint::parse(&spec.url) else { return };
+        let tended = Tended {
+            id,
+            slots,
+            shared,
+            url: spec.url.as_str().into(),
+            endpoint,
+            api_key: spec.api_key.as_deref().map(Into::into),
+            health_endpoint: spec.health_endpoint.as_deref().unwrap_or(&config.health_endpoint).into(),
+            health_timeout: spec.health_timeout.unwrap_or(config.health_timeout),
+            health_interval: spec.health_interval.unwrap_or(config.health_interval),
+            thresholds: (
+                spec.health_failures.unwrap_or(config.health_failures),
+                spec.health_successes.unwrap_or(config.health_successes),
+            ),
+            verdict: fleet.verdict(id),
+            ask_models: spec.models.is_empty(),
+            ask_size: config.dp_aware && spec.dp_size.is_none(),
+            bootstrap_port: fleet::needs_engine_id(spec).then(|| spec.bootstrap_port.unwrap_or(MOONCAKE_PORT)),
+            config: config.clone(),
+            pace,
+            addrs: watch::Sender::new(None),
+            asked: watch::Sender::new(0),
+            answered: watch::Sender::new(None),
+            news: news.clone(),
+        };
+        fleet.assign(id, tokio::spawn(tended.tend()).abort_handle());
+    }
 }
 
 type Inbox = mpsc::UnboundedSender<(Id, News)>;
@@ -216,6 +330,12 @@ pub(crate) struct Tended {
     health_endpoint: Box<str>,
     /// How long it may take to answer.
     health_timeout: Duration,
+    /// Between probes.
+    health_interval: Duration,
+    /// Failures and successes in a row that flip it.
+    thresholds: (u32, u32),
+    /// What its probes have come to before this task began.
+    verdict: Health,
     ask_models: bool,
     /// Its data-parallel size has to be learnt.
     ask_size: bool,
@@ -320,7 +440,7 @@ impl Tended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Secret;
+    use crate::config::{Secret, WorkerSpec};
 
     #[test]
     fn open_doors_are_warned_of_only_where_there_are_keys() {

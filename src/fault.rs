@@ -102,7 +102,7 @@ faults! {
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
     FirstByteTimeout   = Dispatch Worker  504 "worker_silent"             false "The worker did not answer in time.";
-    OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many request bytes as it is allowed to.";
+    OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many bytes of bodies as it is allowed to.";
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
     CutBadFraming      = Relay    Worker  0   "worker_bad_framing"        false "The worker's answer broke its own framing.";
     CutTimeout         = Relay    Worker  0   "request_timeout_midway"    false "The answer took longer than this gateway allows.";

@@ -34,13 +34,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::config::routes::{Answer, ROUTES};
-use crate::config::{Policy, Role};
+use crate::config::{Config, Policy, Role};
 use crate::fault::{Fault, Side, What};
 use crate::http1::{self, Extra, FieldKind};
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
 use crate::lane::view::{PoolId, View};
-use crate::lane::wire::{Conn, Outgoing, Wire};
+use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::metrics::Tally;
 use crate::shared::load::LoadGuard;
 use crate::shared::roster::{Slot, Worker};
@@ -48,6 +48,7 @@ use crate::span::Span;
 
 use dispatch::patch::Rooms;
 use passage::{Client, Leg, Request, Reuse, Then};
+use receive::Waited;
 use retry::Budget;
 
 /// A lane with the requests that go round in it.
@@ -82,6 +83,9 @@ async fn give_way() {
     .await
 }
 
+/// How long a connection keeps what a walk needs in memory, for its next request; then it is at rest.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
 /// Requests kept at rest per lane.
 const SPARE: usize = 256;
 
@@ -97,8 +101,17 @@ impl<W: Wire> Flow<W> {
         })
     }
 
-    fn request(&self) -> Box<Request> {
-        self.spare.borrow_mut().pop().unwrap_or_default()
+    fn request(&self, config: &Rc<Config>) -> Box<Request> {
+        let Some(mut request) = self.spare.borrow_mut().pop() else { return Box::new(Request::new(config.clone())) };
+        if !Rc::ptr_eq(&request.config, config) {
+            request.config.clone_from(config);
+        }
+        request
+    }
+
+    fn client(&self, conn: W::Conn, peer: SocketAddr) -> Client<W::Conn> {
+        let (timer, config) = (self.lane.timers.timer(), self.lane.config());
+        Client { conn, peer, timer, fragile: Cell::new(false), config }
     }
 
     fn rest(&self, mut request: Box<Request>) {
@@ -111,19 +124,40 @@ impl<W: Wire> Flow<W> {
 
     /// Serves one client's connection to its end.
     pub async fn serve(self: Rc<Self>, conn: W::Conn, peer: SocketAddr) {
-        let client = Client { conn, peer, timer: self.lane.timers.timer(), fragile: Cell::new(false) };
+        let lane = &*self.lane;
+        let mut client = self.client(conn, peer);
+        let mut patience = client.config.keep_alive;
         loop {
-            let first = receive::wait(&self.lane, &client).await;
-            // The last answer may still be on its way into the kernel.
-            let flushed = client.flush(&self.lane).await;
-            let (Some(first), Ok(())) = (first, flushed) else { return };
-            let mut request = self.request();
-            let then = self.walk(&client, &mut request, first).await;
-            self.rest(request);
-            match then {
-                Then::Keep => {}
-                Then::Close => return receive::linger(&self.lane, &client).await,
+            let until_us = lane.wire.now_us() + patience.as_micros() as u64;
+            let Waited::First(first) = receive::wait(lane, &client, until_us).await else { return };
+            // Boxed: a connection at rest has no room for a walk.
+            match Box::pin(self.busy(&mut client, first)).await {
+                Then::Keep => patience = client.config.keep_alive.saturating_sub(REST_AFTER),
+                Then::Close => return receive::linger(lane, &client).await,
                 Then::Cut => return client.conn.reset(),
+                Then::Gone => return,
+            }
+        }
+    }
+
+    /// One request after the other, until none has come for a while.
+    async fn busy(&self, client: &mut Client<W::Conn>, mut first: Chunk) -> Then {
+        let lane = &*self.lane;
+        loop {
+            lane.renew(&mut client.config);
+            let mut request = self.request(&client.config);
+            let then = self.walk(client, &mut request, first).await;
+            self.rest(request);
+            if then != Then::Keep {
+                return then;
+            }
+            let rest_us = client.config.keep_alive.min(REST_AFTER).as_micros() as u64;
+            let waited = receive::wait(lane, client, lane.wire.now_us() + rest_us).await;
+            // The last answer may still be on its way into the kernel.
+            match (waited, client.flush(lane).await) {
+                (Waited::First(next), Ok(())) => first = next,
+                (Waited::Late, Ok(())) => return Then::Keep,
+                (_, Err(_)) | (Waited::Over, _) => return Then::Gone,
             }
         }
     }
@@ -131,7 +165,7 @@ impl<W: Wire> Flow<W> {
     /// Tells a client that there is no room for its connection, whatever it is going to ask.
     pub async fn turn_away(self: Rc<Self>, conn: W::Conn, peer: SocketAddr) {
         let lane = &*self.lane;
-        let client = Client { conn, peer, timer: lane.timers.timer(), fragile: Cell::new(false) };
+        let client = self.client(conn, peer);
         lane.tallies().fault(What::TooManyConnections);
         let mut out = lane.buffers.take();
         http1::error(&mut out, &What::TooManyConnections.into(), &Extra::default());
@@ -142,11 +176,15 @@ impl<W: Wire> Flow<W> {
     }
 
     /// One request, from its first byte to the last of its answer.
-    async fn walk(&self, client: &Client<W::Conn>, request: &mut Request, first: crate::lane::wire::Chunk) -> Then {
+    async fn walk(&self, client: &Client<W::Conn>, request: &mut Request, first: Chunk) -> Then {
         let lane = &*self.lane;
         request.started_us = lane.wire.now_us();
+        request.peer = client.peer;
         if let Err(fault) = receive::receive(lane, client, request, first).await {
-            return self.refuse(client, request, fault).await;
+            let gone = fault.what == What::ClientGone;
+            let then = self.refuse(client, request, fault).await;
+            // Nothing of it was answered, but the answer before it may be on its way: a reset would take that along.
+            return if gone { Then::Close } else { then };
         }
         match request.inspector.finish(&request.input[request.head_len..]) {
             Ok(ask) => request.ask = ask,
@@ -154,6 +192,10 @@ impl<W: Wire> Flow<W> {
         }
         while !request.inspector.hash(&request.ask, &request.input[request.head_len..]) {
             give_way().await;
+        }
+        request.body_us = lane.wire.now_us();
+        if request.answerer == Answer::Worker {
+            self.label(request);
         }
         match request.answerer {
             Answer::Worker | Answer::AnyWorker | Answer::Holder => {
@@ -165,19 +207,29 @@ impl<W: Wire> Flow<W> {
             by => {
                 let mut out = lane.buffers.take();
                 let status = local::answer(lane, request, by, &mut out);
-                self.say(client, request, out, status).await
+                self.say(client, request, out, status, None).await
             }
         }
+    }
+
+    /// Notes where the request's model is counted.
+    fn label(&self, request: &mut Request) {
+        let mut scratch = self.lane.buffers.take();
+        request.label = self.lane.view.borrow().label(request.ask.model(request.body(), &mut scratch));
+        self.lane.buffers.give(scratch);
     }
 
     /// Route, dispatch, relay and settle, with further attempts while the client has not seen a byte.
     async fn proxy(&self, client: &Client<W::Conn>, request: &mut Request) -> Then {
         let lane = &*self.lane;
         request.avoid.clear();
-        self.budget.earn(lane.config.retry.budget);
+        self.budget.earn(request.config.retry.budget);
         if self.pairs(request).is_some() {
             // Boxed: few requests need the room that two legs take, and every connection would have it.
             return Box::pin(self.proxy_pair(client, request)).await;
+        }
+        if let Err(fault) = self.hold_copies(request, &[false]) {
+            return self.refuse(client, request, fault).await;
         }
         let private = dispatch::Patch { bare: false, add: b"", names_rank: false };
         let (guard, answer) = loop {
@@ -187,7 +239,7 @@ impl<W: Wire> Flow<W> {
             };
             let to = (guard.slot(), guard.era());
             let head = std::mem::take(&mut request.spare_head);
-            let leg = self.leg(request, to, &client.timer, lane.config.first_byte_timeout);
+            let leg = self.leg(request, to, &client.timer, request.config.first_byte_timeout);
             let patch = request.ask.private.then_some(&private);
             let parcel = || dispatch::parcel(lane, client, request, to, patch);
             let pause = match dispatch::dispatch(lane, Some(client), leg, head, parcel).await {
@@ -248,6 +300,17 @@ impl<W: Wire> Flow<W> {
         }
     }
 
+    /// Claims memory for the copies that legs get of the body where it has members that they must not carry; for each
+    /// leg, whether it is bare.
+    ///
+    /// # Errors
+    /// [`What::OutOfMemory`].
+    fn hold_copies(&self, request: &mut Request, legs: &[bool]) -> Result<(), Fault> {
+        let copies = legs.iter().filter(|bare| dispatch::is_cut(request, **bare)).count();
+        let bytes = request.body().len() * (1 + copies);
+        if copies == 0 { Ok(()) } else { passage::hold(&self.lane, &mut request.held, bytes) }
+    }
+
     /// How the request goes to a worker.
     fn leg<'a>(
         &self,
@@ -257,10 +320,11 @@ impl<W: Wire> Flow<W> {
         first_byte: Duration,
     ) -> Leg<'a> {
         Leg {
+            config: &request.config,
             slot,
             era,
             method: request.head.method,
-            deadline_us: request.started_us + self.lane.config.request_timeout.as_micros() as u64,
+            deadline_us: request.deadline_us(),
             first_byte_us: first_byte.as_micros() as u64,
             timer,
             attempts: &request.attempts,
@@ -291,10 +355,15 @@ impl<W: Wire> Flow<W> {
             _ => None,
         };
         let mut view = lane.view.borrow_mut();
-        let want = self.want(request, model, self.role(&view, request), lane.config.policy);
-        let chosen = route::choose(&mut view, &want, lane.wire.now_us(), &mut lane.rng.borrow_mut(), lane.tallies());
+        let want = self.want(request, model, self.role(&view, request), request.config.policy);
+        let now = lane.wire.now_us();
+        let chosen = route::choose(&mut view, &want, now, &mut lane.rng.borrow_mut(), lane.tallies());
+        request.choice.set(view.choice);
         lane.buffers.give(scratch);
-        chosen
+        let guard = chosen?;
+        request.routed_us.set(now);
+        request.workers.set([Some((guard.slot(), guard.era())), None]);
+        Ok(guard)
     }
 
     /// The role of the workers that a request without a pair goes to. What answers left behind is with who gave them:
@@ -332,7 +401,7 @@ impl<W: Wire> Flow<W> {
             anyone: request.answerer != Answer::Worker || request.extra.is_some(),
             role,
             policy,
-            routing: &self.lane.config.routing,
+            routing: &request.config.routing,
             avoid: &request.avoid,
             symbols,
             kind,
@@ -344,7 +413,7 @@ impl<W: Wire> Flow<W> {
 
     /// Where the request names its worker, if it may.
     fn target(&self, request: &Request) -> Option<Span> {
-        let secret = self.lane.config.target_worker_secret.as_ref()?;
+        let secret = request.config.target_worker_secret.as_ref()?;
         let named = request.head.first(FieldKind::TargetWorker)?;
         let given = request.head.named(&request.input, TARGET_SECRET)?;
         secret.is(given.of(&request.input)).then_some(named)
@@ -356,14 +425,14 @@ impl<W: Wire> Flow<W> {
         lane.tallies().fault(fault.what);
         let row = fault.row();
         if row.status == 0 {
-            settle::count(lane, request, 0);
+            settle::count(lane, request, 0, Some(fault.what));
             lane.count(Tally::ClientsLeft, 1);
             return Then::Cut;
         }
         let mut out = lane.buffers.take();
         request.keep_alive.set(request.keep_alive.get() && request.complete && !lane.is_draining());
         let allow = match fault.what {
-            What::MethodNotAllowed => request.allow(&lane.config.extra_routes),
+            What::MethodNotAllowed => request.allow(),
             _ => Vec::new(),
         };
         let extra = Extra {
@@ -374,15 +443,22 @@ impl<W: Wire> Flow<W> {
             version: request.head.version,
         };
         http1::error(&mut out, &fault, &extra);
-        self.say(client, request, out, row.status).await
+        self.say(client, request, out, row.status, Some(fault.what)).await
     }
 
-    /// Sends an answer of the gateway's own.
-    async fn say(&self, client: &Client<W::Conn>, request: &mut Request, out: Vec<u8>, status: u16) -> Then {
+    /// Sends an answer of the gateway's own, which a fault may be the reason for.
+    async fn say(
+        &self,
+        client: &Client<W::Conn>,
+        request: &mut Request,
+        out: Vec<u8>,
+        status: u16,
+        fault: Option<What>,
+    ) -> Then {
         let lane = &*self.lane;
-        client.send(lane, Outgoing::Heap(out));
+        client.answer(lane, request, Outgoing::Heap(out));
         let sent = if request.keep_alive.get() { Ok(()) } else { client.flush(lane).await };
-        settle::count(lane, request, status);
+        settle::count(lane, request, status, fault.or(sent.err()));
         match sent {
             Err(_) => Then::Cut,
             Ok(()) if request.keep_alive.get() => Then::Keep,

@@ -12,13 +12,14 @@ pub mod view;
 pub mod waiters;
 pub mod wire;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::time::Duration;
 
 use crate::config::Config;
 use crate::metrics::Tally;
 use crate::shared::drain::Phase;
+use crate::shared::vitals::Health;
 use crate::shared::{Shared, tallies};
 
 use buffers::Buffers;
@@ -34,7 +35,10 @@ pub struct Lane<W: Wire> {
     /// Which lane, from 0.
     pub index: usize,
     pub shared: &'static Shared,
-    pub config: Arc<Config>,
+    /// What requests go by that begin now; the lane's own copy.
+    config: RefCell<Rc<Config>>,
+    /// Its generation; 0 for the one that the lane was made with.
+    adopted: Cell<u64>,
     pub wire: W,
     pub timers: Rc<Timers>,
     pub buffers: Buffers,
@@ -51,7 +55,7 @@ impl<W: Wire> Lane<W> {
     pub fn new(
         index: usize,
         shared: &'static Shared,
-        config: Arc<Config>,
+        config: Rc<Config>,
         wire: W,
         timers: Rc<Timers>,
         seed: u64,
@@ -62,7 +66,8 @@ impl<W: Wire> Lane<W> {
             shared,
             pool: Pool::new(config.pool_idle.as_micros() as u64, config.pool_size),
             pipes: Pipes::new(config.pipes_per_lane, config.pipe_bytes),
-            config,
+            config: RefCell::new(config),
+            adopted: Cell::new(0),
             wire,
             timers,
             buffers: Buffers::default(),
@@ -70,6 +75,50 @@ impl<W: Wire> Lane<W> {
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             waiters: Waiters::default(),
         }
+    }
+
+    /// The configuration for who begins something now. It stays as it is for as long as it is kept.
+    pub fn config(&self) -> Rc<Config> {
+        self.adopt();
+        self.config.borrow().clone()
+    }
+
+    /// Puts the newest configuration in the place of an older one.
+    #[inline]
+    pub fn renew(&self, known: &mut Rc<Config>) {
+        self.adopt();
+        let newest = self.config.borrow();
+        if !Rc::ptr_eq(known, &newest) {
+            known.clone_from(&newest);
+        }
+    }
+
+    /// Takes the newest configuration over if there is one that the lane does not know. An idle lane must when its bell
+    /// rings.
+    #[inline]
+    pub fn adopt(&self) {
+        if self.shared.settings.generation() != self.adopted.get() {
+            self.adopt_newest();
+        }
+    }
+
+    #[cold]
+    fn adopt_newest(&self) {
+        let Some(newest) = self.shared.settings.newest() else { return };
+        let config = newest.config.clone();
+        self.pool.limit(config.pool_idle.as_micros() as u64, config.pool_size);
+        self.pipes.limit(config.pipes_per_lane);
+        self.view.borrow_mut().set_default_model(config.default_model.as_deref());
+        self.adopted.set(newest.generation);
+        self.config.replace(Rc::new(config));
+    }
+
+    /// Closes connections to workers that are not to be used again: old ones, and those to workers that drain or are gone.
+    pub fn sweep(&self) {
+        let view = self.view.borrow();
+        let vitals = &self.shared.vitals;
+        let is_wanted = |slot, era| view.worker(slot, era).is_some() && vitals.health(slot) != Health::Draining;
+        self.pool.sweep(self.wire.now_us(), is_wanted);
     }
 
     /// The lane's counters.
@@ -82,9 +131,10 @@ impl<W: Wire> Lane<W> {
         self.tallies().add(tally, n);
     }
 
-    /// When a worker whose answer has begun is given up if nothing more comes; the deadline at the latest.
-    pub fn stall_deadline(&self, deadline_us: u64) -> u64 {
-        match self.config.stall_timeout.as_micros() as u64 {
+    /// When a worker whose answer has begun is given up if nothing more comes for so long (zero: never); the deadline at
+    /// the latest.
+    pub fn stall_deadline(&self, stall: Duration, deadline_us: u64) -> u64 {
+        match stall.as_micros() as u64 {
             0 => deadline_us,
             stall_us => deadline_us.min(self.wire.now_us() + stall_us),
         }

@@ -9,10 +9,26 @@ pub const MAX_WORKERS: usize = 4096;
 pub const MAX_LANES: usize = 256;
 /// Most model names that a single worker may announce; further ones are ignored with a warning.
 pub const MAX_MODELS_PER_WORKER: usize = 256;
+/// Most models that have metrics of their own; further ones are counted together.
+pub const MAX_MODEL_LABELS: usize = 64;
+/// Records of the access log that a lane may be ahead of the writer.
+pub const ACCESS_QUEUE: usize = 2048;
+/// Bytes of an access log's record for the request's id, model and path.
+pub const ACCESS_TEXT_BYTES: usize = 448;
 /// Most data-parallel ranks of one engine.
 pub const MAX_DP_SIZE: u32 = 1024;
 /// Longest name of a group of prefill and decode workers, in bytes.
 pub const MAX_GROUP_BYTES: usize = 128;
+/// Most labels of a worker.
+pub const MAX_LABELS: usize = 64;
+/// Longest name and longest value of a label, in bytes.
+pub const MAX_LABEL_BYTES: usize = 256;
+/// Longest body of a request to the admin listener, in bytes: a worker with all its models and labels fits.
+pub const MAX_ADMIN_BODY_BYTES: usize = 256 * 1024;
+/// Workers that are asked at the same time by one request to the admin listener.
+pub const MAX_ASKED_AT_ONCE: usize = 64;
+/// Bytes of metrics of engines that are put together for one answer; further engines are left out of it.
+pub const MAX_MERGED_BYTES: usize = 64 << 20;
 /// Bits of the packed load word that hold the processed work; the in-flight count lies above.
 pub const PROCESSED_BITS: u32 = 40;
 /// Bytes of a request that count as one unit of work: what one symbol of a text's key stands for.
@@ -47,9 +63,11 @@ pub const RESERVE_TRIES: usize = 8;
 pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
 /// Receive buffers a lane registers with its ring; a power of two (the kernel masks the index).
 pub const RECV_BUFFERS: usize = 1024;
-/// Payload of at least this length is moved by the kernel instead of being copied, when that much is known to come:
-/// where both cost the same with chunks (tuning/README.md has the table).
+/// Payload of at least this length is moved by the kernel instead of being copied, when that much is known to come
+/// (tuning/README.md has the table).
 pub const SPLICE_BYTES: usize = 32 * 1024;
+/// The same for a chunk: its line has to be looked for, and received, apart from it.
+pub const SPLICE_CHUNK_BYTES: u64 = 48 * 1024;
 /// Least that a pipe must hold to be of use: what pipes hold by default.
 pub const PIPE_BYTES: usize = 64 * 1024;
 /// Spliced bytes after which other connections of the lane get a turn.
@@ -61,6 +79,8 @@ pub const HEAD_SIGHT_BYTES: usize = 4 * 1024;
 /// The same for what stands between two chunks: line ends, 16 digits, and some of the next chunk, which tells that it
 /// is there.
 pub const FRAME_SIGHT_BYTES: usize = 32;
+/// Locked memory that a lane's executor takes at its start.
+pub const LANE_LOCKED_BYTES: u64 = 512 * 1024;
 /// Entries of a lane's submission queue.
 pub const RING_ENTRIES: u32 = 4096;
 /// Entries of a lane's completion queue; the kernel keeps overflow, so this is about speed only.
@@ -92,6 +112,8 @@ pub const MAX_MARKS: usize = 64;
 pub const MAX_PAIR_BATCH: u32 = 4096;
 /// Longest event of a stream into which the prefill's log probabilities are put; a longer one passes without them.
 pub const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of merged events that are made before the client is given them: each event can repeat all that the prefill said.
+pub const MERGED_TURN_BYTES: usize = 1024 * 1024;
 /// New connections that may wait for one lane to take them over.
 pub const HANDOVER_QUEUE: usize = 1024;
 /// Further attempts that a lane may make beyond the share of its requests: what it starts with, and can save up again.
@@ -109,6 +131,7 @@ pub const MAX_INTERIM: usize = 16;
 const _: () = assert!(PROCESSED_BITS + IN_FLIGHT_BITS == 64);
 const _: () = assert!(MAX_WORKERS <= u16::MAX as usize);
 const _: () = assert!(MAX_DP_SIZE as usize <= MAX_WORKERS);
+const _: () = assert!(MAX_ADMIN_BODY_BYTES > MAX_LABELS * 2 * MAX_LABEL_BYTES);
 const _: () = assert!(RECV_BUFFERS.is_power_of_two() && RECV_BUFFERS <= 32768);
 const _: () = assert!(RING_COMPLETIONS >= RING_ENTRIES);
 const _: () = assert!(BODY_TURN_BYTES >= RECV_BUFFER_BYTES);

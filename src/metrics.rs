@@ -13,8 +13,92 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Cumulative buckets (see [`LATENCY_BUCKETS`]), sum and count.
-    Histogram,
+    /// Cumulative buckets, sum and count.
+    Histogram(Scale),
+}
+
+/// Buckets of a histogram, in the whole numbers that lanes count in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Microseconds, exposed as seconds; 1-2.5-5 steps from 1 ms to 10 min, because a gateway's answers span four
+    /// decades between a cache hit and a long generation.
+    Latency,
+    /// Percent, exposed as a ratio.
+    Share,
+    /// Things, by powers of 2.
+    Batch,
+}
+
+/// Bounds of the scale that has the most.
+pub const MOST_BOUNDS: usize = 18;
+
+impl Scale {
+    /// Upper bounds, each included in its bucket; at most [`MOST_BOUNDS`]. What is above the last has one more bucket.
+    pub const fn bounds(self) -> &'static [u64] {
+        match self {
+            Scale::Latency => &[
+                1_000,
+                2_500,
+                5_000,
+                10_000,
+                25_000,
+                50_000,
+                100_000,
+                250_000,
+                500_000,
+                1_000_000,
+                2_500_000,
+                5_000_000,
+                10_000_000,
+                30_000_000,
+                60_000_000,
+                120_000_000,
+                300_000_000,
+                600_000_000,
+            ],
+            Scale::Share => &[0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100],
+            Scale::Batch => &[0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
+        }
+    }
+
+    /// How many of what lanes count are one of the unit exposed.
+    pub const fn per_unit(self) -> f64 {
+        match self {
+            Scale::Latency => 1e6,
+            Scale::Share => 100.0,
+            Scale::Batch => 1.0,
+        }
+    }
+
+    /// The bucket of a value.
+    #[inline]
+    pub fn place(self, value: u64) -> usize {
+        self.bounds().partition_point(|&bound| bound < value)
+    }
+}
+
+/// What of a request takes time. The discriminant is the histogram's place in a block of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Time {
+    /// From the request's first byte to the answer's first byte.
+    FirstByte,
+    /// From the request's first byte to the first bytes of the body of an answer that is a stream.
+    FirstToken,
+    /// From one thing that a stream's client is given to the next.
+    Gap,
+    /// From the request's first byte to the answer's last byte.
+    Total,
+    /// In the queue of the admission.
+    Queue,
+}
+
+/// Histograms in a block.
+pub const TIMES: usize = Time::ALL.len();
+
+impl Time {
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [Time; 5] = [Time::FirstByte, Time::FirstToken, Time::Gap, Time::Total, Time::Queue];
 }
 
 impl Kind {
@@ -23,7 +107,7 @@ impl Kind {
         match self {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            Kind::Histogram(_) => "histogram",
         }
     }
 }
@@ -41,7 +125,7 @@ pub struct Row<'a> {
 }
 
 macro_rules! computed {
-    ($( $metric:ident $kind:ident $name:literal $labels:tt $help:literal; )*) => {
+    ($( $metric:ident $kind:ident $(($scale:ident))? $name:literal $labels:tt $help:literal; )*) => {
         /// A metric that control works out at scrape time.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Metric { $( #[doc = $help] $metric, )* }
@@ -53,7 +137,7 @@ macro_rules! computed {
             /// The metric's row of the table.
             pub const fn row(self) -> Row<'static> {
                 match self {
-                    $( Metric::$metric => Row { name: $name, kind: Kind::$kind, labels: &$labels, help: $help }, )*
+                    $( Metric::$metric => Row { name: $name, kind: Kind::$kind $((Scale::$scale))?, labels: &$labels, help: $help }, )*
                 }
             }
         }
@@ -64,26 +148,45 @@ computed! {
     BuildInfo        Gauge     "corelane_build_info"         ["version"]           "The running version; always 1.";
     Requests         Counter   "corelane_requests"           ["route", "status"]   "Finished requests by route (`other`: extra routes and unknown paths) and status (`cut`: broken off without one). Only what happened is shown.";
     Faults           Counter   "corelane_faults"             ["code"]              "Faults met, by the code that the client is told, where it is told one.";
-    FirstByte        Histogram "corelane_first_byte_seconds" []                    "Seconds from a request's first byte to its answer's first byte.";
-    RequestSeconds   Histogram "corelane_request_seconds"    []                    "Seconds from a request's first byte to its answer's last byte.";
-    QueueSeconds     Histogram "corelane_queue_seconds"      []                    "Seconds that requests spent in the queue of max_concurrent_requests, let in or not; those that did not have to wait are not among them.";
+    FirstByte        Histogram(Latency) "corelane_first_byte_seconds" ["route"]    "Seconds from a request's first byte to its answer's first byte, of what workers answered.";
+    FirstToken       Histogram(Latency) "corelane_first_token_seconds" ["route"]   "Seconds from a request's first byte to the first bytes of the body of an answer that is a stream (TTFT).";
+    EventGap         Histogram(Latency) "corelane_event_gap_seconds" ["route"]     "Seconds between two things that the client of a stream was given.";
+    RequestSeconds   Histogram(Latency) "corelane_request_seconds" ["route"]       "Seconds from a request's first byte to its answer's last byte, of what workers answered.";
+    QueueSeconds     Histogram(Latency) "corelane_queue_seconds" ["route"]         "Seconds that requests spent in the queue of max_concurrent_requests, let in or not; those that did not have to wait are not among them.";
+    ModelRequests    Counter   "corelane_model_requests"      ["model", "status"]  "Finished requests by model and class of status, as for corelane_worker_responses_total. Models are those of the roster, 64 at most; `other`: any other model, and none.";
+    ModelFirstByte   Histogram(Latency) "corelane_model_first_byte_seconds" ["model"] "The same as corelane_first_byte_seconds, by model.";
+    ModelFirstToken  Histogram(Latency) "corelane_model_first_token_seconds" ["model"] "The same as corelane_first_token_seconds, by model.";
+    ModelEventGap    Histogram(Latency) "corelane_model_event_gap_seconds" ["model"] "The same as corelane_event_gap_seconds, by model.";
+    ModelSeconds     Histogram(Latency) "corelane_model_request_seconds" ["model"] "The same as corelane_request_seconds, by model.";
+    ModelQueue       Histogram(Latency) "corelane_model_queue_seconds" ["model"]   "The same as corelane_queue_seconds, by model.";
     QueueLength      Gauge     "corelane_queue_length"       []                    "Requests in the queue of max_concurrent_requests.";
     PermitsInUse     Gauge     "corelane_permits_in_use"     []                    "Requests that are let in by max_concurrent_requests and have not ended; 0 without a limit.";
+    BodyMemory       Gauge     "corelane_body_memory_bytes"  []                    "Bytes that count towards body_memory: of buffered requests and answers above 64 KiB.";
     WorkerInFlight   Gauge     "corelane_worker_inflight"    ["worker", "role"]    "Requests that the worker has now.";
     WorkerSelected   Counter   "corelane_worker_selected"    ["worker", "role"]    "Times the worker was chosen.";
     WorkerResponses  Counter   "corelane_worker_responses"   ["worker", "role", "status"] "Answers of the worker that were passed on, by class of status; 429 and 503 (it has enough to do) stand alone, `cut`: broken off, by either side. Only what happened is shown.";
+    WorkerFailures   Counter   "corelane_worker_failures"    ["worker", "role"]    "Requests that failed by the worker's fault, as its breaker counts them.";
+    WorkerWaits      Counter   "corelane_worker_first_byte_seconds" ["worker", "role"] "Seconds from the last byte of a request to the first of the worker's answer, summed up over all of its answers.";
     WorkerUp         Gauge     "corelane_worker_up"          ["worker", "role"]    "1 while the worker may be given requests, else 0.";
     WorkerFlips      Counter   "corelane_worker_health_transitions" ["worker", "role", "to"] "Times that what the probes think of the worker came to a state. Only what happened is shown.";
     BreakerState     Gauge     "corelane_worker_breaker_state" ["worker", "role"] "Where the worker's circuit breaker stands: 0 closed, 1 half-open, 2 open.";
     BreakerMoves     Counter   "corelane_breaker_transitions" ["worker", "role", "to"] "Times that the worker's circuit breaker came to a state. Only what happened is shown.";
     Workers          Gauge     "corelane_workers"            ["state"]             "Workers by what the probes think of them.";
+    MatchRatio       Histogram(Share) "corelane_cache_match_ratio" []              "Share of a prompt that a usable worker is known to have, of the worker that has the most; of every choice by cache_aware that looked.";
+    Reloads          Counter   "corelane_reloads"            ["result"]            "Times the configuration was read again: `applied`, `unchanged` (it said what was in effect already) or `refused` (it had mistakes, nothing was changed).";
+    ConfigGeneration Gauge     "corelane_config_generation"  []                    "Number of the configuration in effect; 1 is that of the start.";
     PrefixBytes      Gauge     "corelane_prefix_bytes"       []                    "Memory of the prefix trees, with what waits to be freed.";
     PrefixNodes      Gauge     "corelane_prefix_nodes"       []                    "Nodes of the prefix trees.";
     PrefixOwners     Gauge     "corelane_prefix_owners"      []                    "Workers noted at nodes of the prefix trees.";
     PrefixTrims      Counter   "corelane_prefix_trims"       []                    "Nodes that were forgotten, for age, for want of memory, or because nobody owned them any more.";
     PrefixMerges     Counter   "corelane_prefix_merges"      []                    "Nodes that were merged with their only child.";
     Pipes            Gauge     "corelane_pipes"              ["state"]             "Pipes of the lanes: `used`, by an answer that is being spliced, or `resting`. As of the last half second.";
+    PoolIdle         Gauge     "corelane_upstream_idle"      []                    "Idle connections to workers that are kept. As of the last half second.";
     LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
+    LaneCpu          Counter   "corelane_lane_cpu_seconds"   ["lane"]              "CPU time of the lane's thread, the kernel's part included; its rate is the share of the core that the lane uses. As of the last half second.";
+    LaneTasks        Gauge     "corelane_lane_tasks"         ["lane"]              "Tasks of the lane: one a connection and a few of its own. As of the last half second.";
+    RingBatch        Histogram(Batch) "corelane_lane_ring_batch" ["lane"]          "Completions that one system call of the lane's ring brought. As of the last half second.";
+    AccessLines      Counter   "corelane_access_log_lines"   ["result"]            "Lines of the access log by what became of them: `written`, or `failed` where they could not be.";
 }
 
 macro_rules! lane_counters {
@@ -117,6 +220,12 @@ lane_counters! {
     ConnectFailures     "corelane_upstream_connect_failures" ""                    "Connections to workers that could not be opened.";
     Reuses              "corelane_upstream_reuses"     ""                          "Requests sent on a pooled connection.";
     Replays             "corelane_upstream_replays"    ""                          "Requests repeated because a reused connection turned out dead.";
+    ClosedIdle          "corelane_upstream_closed"     r#"reason="idle""#          "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
+    ClosedEnded         "corelane_upstream_closed"     r#"reason="ended""#         "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
+    ClosedFull          "corelane_upstream_closed"     r#"reason="full""#          "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
+    ClosedGone          "corelane_upstream_closed"     r#"reason="gone""#          "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
+    ClosedDraining      "corelane_upstream_closed"     r#"reason="draining""#      "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
+    ClosedUnfit         "corelane_upstream_closed"     r#"reason="unfit""#         "Kept connections to workers that were closed: idle for too long, ended by the worker, full (enough are kept), gone (with the worker), draining; and unfit, after their answer, to be kept.";
     Retries             "corelane_retries"             ""                          "Further attempts, at another worker where there is one.";
     Cuts                "corelane_streams_cut"         ""                          "Answers cut because the worker's side broke.";
     ClientsLeft         "corelane_clients_left"        ""                          "Requests whose client left before the answer was complete.";
@@ -132,16 +241,13 @@ lane_counters! {
     PrefixRefused       "corelane_prefix_insertions_refused" ""                    "Prefixes of which a part was not remembered, for want of memory.";
     RelayCopied         "corelane_relay_bytes"         r#"path="copy",direction="down""#   "Payload bytes of workers' answers that went to clients: copied, or moved within the kernel.";
     RelaySpliced        "corelane_relay_bytes"         r#"path="splice",direction="down""# "Payload bytes of workers' answers that went to clients: copied, or moved within the kernel.";
-    RelayEvents         "corelane_relay_events"        ""                          "Times something of a worker's answer was given to a client's socket.";
+    RelayEvents         "corelane_relay_events"        r#"path="copy""#            "Times something of a worker's answer was given to a client's socket.";
+    RelaySplices        "corelane_relay_events"        r#"path="splice""#          "Times something of a worker's answer was given to a client's socket.";
+    AccessLogDropped    "corelane_access_log_dropped"  ""                          "Lines that the access log lacks because they came faster than they could be written.";
     NoBuffers           "corelane_ring_no_buffers"     ""                          "Receives that found the lane's buffer ring empty.";
     Enters              "corelane_ring_enters"         ""                          "System calls of the lanes' rings.";
     Completions         "corelane_ring_completions"    ""                          "Completions of the lanes' rings.";
 }
-
-/// Upper bounds in seconds of the latency histograms; 1-2.5-5 steps from 1 ms to 10 min, because a gateway's
-/// answers span four decades between a cache hit and a long generation.
-pub const LATENCY_BUCKETS: [f64; 18] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Statuses that are counted one by one; any other is counted as its class's last entry (`2xx` … `5xx`, `0` = cut).
 pub const STATUSES: [u16; 25] = [
@@ -213,6 +319,7 @@ pub fn table() -> Vec<Row<'static>> {
             [] => &[],
             ["direction"] => &["direction"],
             ["path", "direction"] => &["path", "direction"],
+            ["path"] => &["path"],
             ["reason"] => &["reason"],
             _ => unreachable!("labels of lane counters without a place in the table: {names:?}"),
         };
@@ -233,8 +340,16 @@ pub fn markdown() -> String {
         let labels = row.labels.iter().map(|l| format!("`{l}`")).collect::<Vec<_>>().join(", ");
         let _ = writeln!(page, "| `{}{suffix}` | {} | {labels} | {} |", row.name, row.kind.name(), row.help);
     }
-    let bounds = LATENCY_BUCKETS.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
-    let _ = writeln!(page, "\nUpper bounds of the histograms' buckets, in seconds: {bounds}.");
+    let bounds = |scale: Scale| {
+        let shown = |&bound: &u64| (bound as f64 / scale.per_unit()).to_string();
+        scale.bounds().iter().map(shown).collect::<Vec<_>>().join(", ")
+    };
+    let [seconds, ratios, counts] = [Scale::Latency, Scale::Share, Scale::Batch].map(bounds);
+    let _ = writeln!(
+        page,
+        "\nUpper bounds of the histograms' buckets, in seconds: {seconds}; of ratios: {ratios}; of batches: {counts}.\n\n\
+         Series of a worker or a model that is gone are gone, too; one that comes back starts at 0."
+    );
     page
 }
 

@@ -3,6 +3,7 @@
 //! Takes plain values from lanes and the control thread, gives them to each other. Never blocks, never
 //! does I/O, never holds anything that belongs to one core (`Rc`, `RefCell`). Each object names its writer.
 
+pub mod access;
 pub mod admission;
 mod atomic;
 pub mod buckets;
@@ -17,6 +18,7 @@ pub mod readiness;
 pub mod ring;
 pub mod roster;
 pub mod rotation;
+pub mod settings;
 pub mod sticky;
 pub mod tallies;
 pub mod vitals;
@@ -28,6 +30,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 pub struct Shared {
     /// Which workers exist. Writer: control.
     pub roster: roster::Roster,
+    /// The configuration in effect. Writers: boot, then control.
+    pub settings: settings::Settings,
     /// In-flight counts and processed work by slot. Writers: every lane, through [`load::Load`].
     pub load: load::Load,
     /// Health and breaker by slot. Writers: control (probes, seconds, windows) and every lane (outcomes of requests).
@@ -44,6 +48,8 @@ pub struct Shared {
     pub seed: u64,
     /// Counters, one cache-padded block a lane. Writer: that lane.
     pub tallies: tallies::Tallies,
+    /// Records for the access log. Writer: settle, every lane.
+    pub access: access::Access,
     /// Requests that may go to workers at a time, and who waits. Writers: admit, every lane.
     pub admission: admission::Admission,
     /// Memory for buffered bodies. Writers: receive, every lane.
@@ -64,23 +70,40 @@ impl Shared {
 
     /// The same with `prefix_bytes` for prefix trees.
     pub fn leak_with(lanes: usize, prefix_bytes: u64) -> &'static Shared {
-        Box::leak(Box::new(Shared {
+        // The standard library's keys come from the operating system.
+        let seed = RandomState::new().build_hasher().finish();
+        Box::leak(Box::new(Shared::new(lanes, prefix_bytes, seed)))
+    }
+
+    /// State that is not leaked, with a given seed of the hashes of prompts: for who wants the same twice.
+    pub fn new(lanes: usize, prefix_bytes: u64, seed: u64) -> Shared {
+        Shared {
             roster: roster::Roster::new(lanes),
+            settings: settings::Settings::default(),
             load: load::Load::new(),
             vitals: vitals::Vitals::new(),
             prefix: prefix::Forest::new(prefix_bytes),
             rotation: rotation::Rotation::new(),
             sticky: sticky::Sticky::new(),
             buckets: buckets::Buckets::new(),
-            // The standard library's keys come from the operating system.
-            seed: RandomState::new().build_hasher().finish(),
+            seed,
             tallies: tallies::Tallies::new(lanes),
+            access: access::Access::default(),
             admission: admission::Admission::new(lanes),
             memory: memory::Memory::default(),
             handover: handover::Handover::new(lanes),
             drain: drain::Drain::new(),
             readiness: readiness::Readiness::new(),
-        }))
+        }
+    }
+
+    /// Limits requests to `permits` at a time (0: not), with `places` for those that wait (boot and control only).
+    pub fn limit_requests(&self, permits: u32, places: u32) {
+        // Who goes by a configuration with a limit, when there is none any more, does not have to wait.
+        let permits = if permits == 0 { u32::MAX } else { permits };
+        for lane in self.admission.open(permits, places) {
+            self.handover.ring(lane);
+        }
     }
 
     /// Opens the breaker of a slot's worker that would be open, if no more than half of each of its pools is out then.
@@ -94,16 +117,28 @@ impl Shared {
         self.roster.snapshot().has_room_out(slot, &self.vitals) && turn.open(slot)
     }
 
+    /// Lets every worker in that is out for its breaker, because none may open any more (control only).
+    pub fn close_breakers(&self) {
+        let turn = self.wait_for_turn();
+        for worker in &self.roster.snapshot().workers {
+            turn.make_yield(worker.slot);
+        }
+    }
+
+    fn wait_for_turn(&self) -> vitals::Turn<'_> {
+        loop {
+            // Whoever has it gives it back within microseconds.
+            match self.vitals.turn() {
+                Some(turn) => return turn,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
     /// Makes breakers yield where pools have shrunk so that more than half of one is out (control only, after each
     /// publication).
     pub fn keep_half(&self) {
-        let turn = loop {
-            // Whoever has it gives it back within microseconds.
-            match self.vitals.turn() {
-                Some(turn) => break turn,
-                None => std::thread::yield_now(),
-            }
-        };
+        let turn = self.wait_for_turn();
         let snapshot = self.roster.snapshot();
         while let Some(slot) = snapshot.too_many_out(&self.vitals) {
             turn.make_yield(slot);

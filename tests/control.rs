@@ -3,7 +3,7 @@
 //! Takes nothing, gives verdicts. Never waits a fixed time for something to happen; where something must *not*
 //! happen, the wait is short and says so.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use corelane::config::{Backend, Config, Role, WorkerSpec};
 use corelane::control::exposition::Exposition;
 use corelane::control::fleet::{Fleet, News, Refusal};
-use corelane::control::{Pace, run, run_at};
+use corelane::control::{Pace, Running, run, run_at};
 use corelane::fault::What;
-use corelane::metrics::{Tally, table};
+use corelane::metrics::{Scale, Tally, Time, table};
 use corelane::mock;
 use corelane::shared::Shared;
 use corelane::shared::drain::Phase;
@@ -162,7 +162,7 @@ impl Plane {
                 let _ = stopped.await;
             });
         });
-        let admin = told.recv().unwrap().unwrap();
+        let Running { admin, .. } = told.recv().unwrap().unwrap();
         Plane { shared, admin, stop: Some(stop), thread: Some(thread) }
     }
 
@@ -195,7 +195,7 @@ impl Drop for Plane {
 /// Status, head and body.
 fn ask(addr: SocketAddr, method: &str, path: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(addr).unwrap();
-    write!(socket, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     socket.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -505,9 +505,10 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
     assert_eq!(list["total"], 2, "the same URL in the same role is one worker");
     let second = &list["workers"][1];
     let want = serde_json::json!({
-        "id": second["id"], "url": worker.url, "role": "decode", "backend": "sglang", "group": "", "dp": null, "models": ["m"], "state": "ready",
+        "id": second["id"], "worker_id": second["id"], "url": worker.url, "role": "decode", "backend": "sglang", "group": "", "dp": null, "models": ["m"], "state": "ready",
         "in_flight": 0, "selected_total": 2, "reason": "its probes succeed", "failures_in_row": 0,
-        "breaker": "closed", "breaker_open_s": null, "breaker_trials": 0,
+        "breaker": "closed", "breaker_open_s": null, "breaker_trials": 0, "worker_type": "decode", "model_id": "m",
+        "bootstrap_port": null, "labels": {}, "source": "config", "is_healthy": true, "draining": null, "load": 0,
         "last_probe_ms_ago": second["last_probe_ms_ago"],
     });
     assert_eq!(*second, want);
@@ -520,14 +521,14 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
     for (method, path, status, code) in [
         ("GET", "/", 404, "not_found"),
         ("GET", "/v1/models", 404, "not_found"),
-        ("POST", "/flush_cache", 404, "not_found"),
-        ("POST", "/workers", 405, "method_not_allowed"),
+        ("DELETE", "/workers", 405, "method_not_allowed"),
+        ("GET", "/flush_cache", 405, "method_not_allowed"),
         ("DELETE", "/metrics", 405, "method_not_allowed"),
     ] {
         let (got, head, body) = ask(plane.admin, method, path);
         let body: serde_json::Value = serde_json::from_str(&body).expect("errors are JSON");
         assert_eq!((got, &body["error"]["code"]), (status, &code.into()), "{method} {path}");
-        assert_eq!(status == 405, head.contains("allow: get,head"), "{head}");
+        assert_eq!(status == 405, head.contains("\r\nallow: "), "{head}");
     }
 }
 
@@ -828,9 +829,12 @@ fn the_exposition_is_well_formed_and_complete() {
         lane.add(Tally::ClientBytesIn, 10);
         lane.add(Tally::ClientBytesOut, 20);
     }
-    one.first_byte.observe_us(1_000);
-    two.first_byte.observe_us(3_000_000);
-    two.first_byte.observe_us(700_000_000);
+    one.took(0, 0, Time::FirstByte, 1_000);
+    two.took(0, 0, Time::FirstByte, 3_000_000);
+    two.took(0, 0, Time::FirstByte, 700_000_000);
+    one.matched.observe(Scale::Share, 80);
+    two.batches.observe(Scale::Batch, 3);
+    two.cpu_us.set(1_500_000);
     shared.handover.joined(1);
 
     let text = page.text();
@@ -851,12 +855,17 @@ fn the_exposition_is_well_formed_and_complete() {
         (r#"corelane_workers{state="unhealthy"}"#, 0.0),
         (r#"corelane_lane_connections{lane="0"}"#, 0.0),
         (r#"corelane_lane_connections{lane="1"}"#, 1.0),
-        (r#"corelane_first_byte_seconds_bucket{le="0.001"}"#, 1.0),
-        (r#"corelane_first_byte_seconds_bucket{le="5.0"}"#, 2.0),
-        (r#"corelane_first_byte_seconds_bucket{le="+Inf"}"#, 3.0),
-        (r#"corelane_first_byte_seconds_count"#, 3.0),
-        (r#"corelane_first_byte_seconds_sum"#, 703.001),
-        (r#"corelane_request_seconds_count"#, 0.0),
+        (r#"corelane_first_byte_seconds_bucket{le="0.001",route="/v1/chat/completions"}"#, 1.0),
+        (r#"corelane_first_byte_seconds_bucket{le="5.0",route="/v1/chat/completions"}"#, 2.0),
+        (r#"corelane_first_byte_seconds_bucket{le="+Inf",route="/v1/chat/completions"}"#, 3.0),
+        (r#"corelane_first_byte_seconds_count{route="/v1/chat/completions"}"#, 3.0),
+        (r#"corelane_first_byte_seconds_sum{route="/v1/chat/completions"}"#, 703.001),
+        (r#"corelane_model_first_byte_seconds_count{model="other"}"#, 3.0),
+        (r#"corelane_cache_match_ratio_bucket{le="0.7"}"#, 0.0),
+        (r#"corelane_cache_match_ratio_bucket{le="0.8"}"#, 1.0),
+        (r#"corelane_lane_ring_batch_bucket{le="4.0",lane="1"}"#, 1.0),
+        (r#"corelane_lane_ring_batch_count{lane="0"}"#, 0.0),
+        (r#"corelane_lane_cpu_seconds_total{lane="1"}"#, 1.5),
         ("corelane_panics_total", 0.0),
         (concat!(r#"corelane_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""}"#), 1.0),
     ] {
@@ -867,6 +876,63 @@ fn the_exposition_is_well_formed_and_complete() {
         assert!(text.contains(&format!("# TYPE {} {}\n", row.name, row.kind.name())), "{} is not exposed", row.name);
     }
     assert_eq!(text.matches("# TYPE ").count(), table().len(), "every exposed metric has a row");
+}
+
+/// Field reports 10 and 37: series are those of the roster, and go with who goes.
+#[test]
+fn series_of_models_come_and_go_with_the_roster() {
+    let shared = Shared::leak(2);
+    let mut fleet = Fleet::new(shared);
+    let page = Exposition::new(shared, fleet.bases());
+    let with = |url: &str, models: &[&str]| WorkerSpec {
+        models: models.iter().map(|&m| m.to_owned()).collect(),
+        ..spec(url, Role::Regular)
+    };
+    let nasty = "a\"b\\c\nd";
+    let gone = fleet.register(&with("http://10.0.0.1:1", &["gone", nasty])).unwrap();
+    fleet.register(&with("http://10.0.0.2:1", &["stays", "other"])).unwrap();
+    fleet.settle();
+    let label = |model: &str| shared.roster.snapshot().label(model.as_bytes());
+    let place = |model: &str| shared.roster.snapshot().label_place(label(model));
+    assert_eq!(
+        (place("unknown"), place("other")),
+        (0, 0),
+        "what nobody serves, and what is called as they are together"
+    );
+    let serve = |lane: usize, place: usize| {
+        shared.tallies.lane(lane).model_request(place, 200);
+        shared.tallies.lane(lane).took(0, place, Time::Gap, 20_000);
+    };
+    ["gone", nasty, "stays", "unknown"].iter().for_each(|model| [0, 1].iter().for_each(|&l| serve(l, place(model))));
+    let requests = |page: &str, model: &str| {
+        let model = model.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
+        let samples = parse(page);
+        let gaps = samples.get(&format!(r#"corelane_model_event_gap_seconds_count{{model="{model}"}}"#)).copied();
+        let requests =
+            samples.get(&format!(r#"corelane_model_requests_total{{model="{model}",status="2xx"}}"#)).copied();
+        assert_eq!(gaps, requests);
+        requests
+    };
+    for model in ["gone", nasty, "stays", "other"] {
+        assert_eq!(requests(&page.text(), model), Some(2.0), "{model}");
+    }
+    let (stale, old) = (label("gone"), place("gone"));
+    fleet.remove(gone);
+    fleet.register(&with("http://10.0.0.3:1", &["new"])).unwrap();
+    fleet.settle();
+    assert_eq!((requests(&page.text(), "gone"), requests(&page.text(), nasty)), (None, None));
+    assert_ne!(place("new"), old, "some lane may still count there");
+    // What ends late is nobody's.
+    assert_eq!(shared.roster.snapshot().label_place(stale), 0);
+    let seen = shared.roster.generation();
+    [0, 1].iter().for_each(|&lane| shared.roster.saw(lane, seen));
+    fleet.register(&with("http://10.0.0.4:1", &["newer"])).unwrap();
+    fleet.settle();
+    assert!([1, 2, 3].contains(&place("newer")), "a place is used again");
+    assert_eq!(shared.roster.snapshot().label_place(stale), 0);
+    assert_eq!(requests(&page.text(), "newer"), None, "what its predecessor was asked does not count");
+    serve(1, place("newer"));
+    assert_eq!((requests(&page.text(), "newer"), requests(&page.text(), "stays")), (Some(1.0), Some(2.0)));
 }
 
 #[test]
@@ -909,35 +975,43 @@ fn parse(text: &str) -> HashMap<String, f64> {
         let (name, help) = line.strip_prefix("# HELP ").and_then(|l| l.split_once(' ')).expect("HELP opens a metric");
         assert!(!help.is_empty() && seen.insert(name.to_string()), "{name}: no help, or twice");
         let kind = lines.next().and_then(|l| l.strip_prefix(&format!("# TYPE {name} "))).expect("TYPE follows HELP");
-        let mut buckets: Vec<(f64, f64)> = Vec::new();
-        let mut parts: HashMap<&str, f64> = HashMap::new();
+        // Of a histogram, by labels.
+        let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        let mut parts: HashMap<(&str, String), f64> = HashMap::new();
         while let Some(line) = lines.next_if(|l| !l.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').expect("a sample has a value");
             let value: f64 = value.parse().expect("values are numbers");
             let (full, labels) = series.split_once('{').unwrap_or((series, "}"));
-            let labels = read_labels(labels);
+            let mut labels = read_labels(labels);
+            let bound = labels.remove("le");
+            assert_eq!(bound.is_some(), kind == "histogram" && full.ends_with("_bucket"), "{series}");
+            let rest = labels.iter().map(|(k, v)| format!("{k}={v:?}")).collect::<Vec<_>>().join(",");
             let suffix = full.strip_prefix(name).expect("samples stand under their metric");
             match (kind, suffix) {
                 ("counter", "_total") => assert!(value >= 0.0),
                 ("gauge", "") => {}
-                ("histogram", "_bucket") => buckets.push((labels["le"].replace("+Inf", "inf").parse().unwrap(), value)),
-                ("histogram", "_sum" | "_count") => drop(parts.insert(&suffix[1..], value)),
+                ("histogram", "_bucket") => {
+                    let bound = bound.unwrap().replace("+Inf", "inf").parse().unwrap();
+                    buckets.entry(rest).or_default().push((bound, value));
+                }
+                ("histogram", "_sum" | "_count") => drop(parts.insert((&suffix[1..], rest), value)),
                 _ => panic!("{series} does not belong to a {kind}"),
             }
             assert!(samples.insert(series.to_string(), value).is_none(), "{series} twice");
         }
-        if kind == "histogram" {
+        assert_eq!(parts.len(), 2 * buckets.len(), "{name}: sum and count stand with buckets");
+        for (labels, buckets) in buckets {
             assert!(buckets.windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 <= w[1].1), "{name} is cumulative");
-            assert_eq!(buckets.last(), Some(&(f64::INFINITY, parts["count"])), "{name}");
-            assert!(parts.contains_key("sum"), "{name}");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, parts[&("count", labels.clone())])), "{name}");
+            assert!(parts.contains_key(&("sum", labels)), "{name}");
         }
     }
     samples
 }
 
 #[track_caller]
-fn read_labels(text: &str) -> HashMap<String, String> {
-    let mut labels = HashMap::new();
+fn read_labels(text: &str) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
     let mut rest = text.strip_suffix('}').expect("labels are closed");
     while !rest.is_empty() {
         let (key, after) = rest.split_once("=\"").expect("a label has a quoted value");

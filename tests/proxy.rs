@@ -3,6 +3,8 @@
 
 mod rig;
 
+#[path = "proxy/access.rs"]
+mod access;
 #[path = "proxy/admission.rs"]
 mod admission;
 #[path = "proxy/auth.rs"]
@@ -17,6 +19,9 @@ mod churn;
 mod clients;
 #[path = "proxy/hostile.rs"]
 mod hostile;
+#[cfg(debug_assertions)]
+#[path = "proxy/panics.rs"]
+mod panics;
 #[path = "proxy/process.rs"]
 mod process;
 #[path = "proxy/protocol.rs"]

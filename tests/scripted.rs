@@ -8,7 +8,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -75,6 +74,30 @@ impl Conn for Stuck {
     fn reset(&self) {}
 }
 
+/// A configuration lives as long as somebody goes by it, however many come after it.
+#[test]
+fn old_configurations_go_when_nobody_goes_by_them() {
+    let wire = Still { now_us: Rc::new(Cell::new(0)) };
+    let mut config = Config::with_workers(vec![]);
+    let shared = Shared::leak(1);
+    let lane = Lane::new(0, shared, Rc::new(config.clone()), wire, Timers::new(0), 1);
+    let mut request = Request::new(lane.config());
+    let kept = lane.config();
+    let mut seen = Vec::new();
+    for round in 0..300 {
+        config.max_headers = 50 + round;
+        (config.default_model, config.pool_size) = (Some(format!("m{round}")), round);
+        shared.settings.publish(&config);
+        assert_eq!(request.config.max_headers, if round == 0 { kept.max_headers } else { 49 + round });
+        lane.renew(&mut request.config);
+        assert_eq!(request.config.max_headers, 50 + round);
+        assert_eq!(lane.view.borrow().model(None), Some(format!("m{round}").as_bytes()));
+        seen.push(Rc::downgrade(&request.config));
+    }
+    assert_eq!(seen.iter().filter(|config| config.upgrade().is_some()).count(), 1);
+    assert!(Rc::ptr_eq(&request.config, &lane.config()) && kept.default_model.is_none());
+}
+
 /// A client that reads nothing has a full socket some day, and `100 Continue` may be what does not fit any more.
 #[test]
 fn an_invitation_that_nobody_takes_is_given_up() {
@@ -83,12 +106,13 @@ fn an_invitation_that_nobody_takes_is_given_up() {
     let mut config = Config::with_workers(vec![]);
     config.write_stall_timeout = Duration::from_secs(3);
     let wire = Still { now_us: now_us.clone() };
-    let lane = Lane::new(0, Shared::leak(1), Arc::new(config), wire, timers.clone(), 1);
+    let lane = Lane::new(0, Shared::leak(1), Rc::new(config), wire, timers.clone(), 1);
     for framing in ["Content-Length: 2", "Transfer-Encoding: chunked"] {
         let peer = "127.0.0.1:9".parse().unwrap();
-        let client = Client { conn: Stuck, peer, timer: timers.timer(), fragile: Cell::new(false) };
+        let client =
+            Client { conn: Stuck, peer, timer: timers.timer(), fragile: Cell::new(false), config: lane.config() };
         let head = format!("POST /generate HTTP/1.1\r\nHost: g\r\nExpect: 100-continue\r\n{framing}\r\n\r\n");
-        let mut request = Request::default();
+        let mut request = Request::new(lane.config());
         let begun = now_us.get();
         request.started_us = begun;
         let mut receiving = pin!(receive(&lane, &client, &mut request, Chunk::heap(head.into_bytes())));

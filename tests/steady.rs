@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use corelane::boot::Gateway;
-use corelane::config::{Config, Policy, Secret, WorkerSpec};
+use corelane::config::{AccessLog, Config, Policy, Secret, WorkerSpec};
+use corelane::metrics::{Tally, status_index};
 
 /// Counts allocations of lane threads while armed.
 struct Counting;
@@ -102,9 +103,11 @@ fn answer(mut s: TcpStream) {
 }
 
 fn config(worker: SocketAddr, policy: Policy) -> Config {
-    // What limits and asks for keys allocates no more than what does not.
+    // What limits, asks for keys and logs allocates no more than what does not.
     let strict = policy != Policy::RoundRobin;
     Config {
+        access_log: if strict { AccessLog::All } else { AccessLog::Off },
+        access_log_path: "/dev/null".into(),
         api_keys: if strict { vec![Secret::new("key")] } else { Vec::new() },
         max_concurrent_requests: if strict { 1000 } else { 0 },
         max_requests_per_worker: if strict { 1000 } else { 0 },
@@ -177,6 +180,11 @@ fn a_small_request_allocates_nothing_after_warm_up() {
             assert_eq!(count, 0, "{} stream={stream}: {bytes} bytes", policy.name());
         }
         drop(clients);
+        let lane = gateway.shared().tallies.lane(0);
+        let (answered, logged) = (lane.requests(0, status_index(200)), policy != Policy::RoundRobin);
+        let shared = gateway.shared();
         assert!(gateway.drain(), "nothing was cut");
+        let all = shared.access.lines().0 + lane.get(Tally::AccessLogDropped);
+        assert_eq!(all, if logged { answered } else { 0 });
     }
 }

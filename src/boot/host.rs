@@ -33,8 +33,8 @@ pub fn report_nofile() {
 }
 
 /// Descriptors that a gateway without a single connection needs, and those of each of its lanes: generously counted.
-const OWN_FILES: usize = 16;
-const LANE_FILES: usize = 8;
+pub const OWN_FILES: usize = 16;
+pub const LANE_FILES: usize = 8;
 /// What to change where there are too few.
 const RAISE_FILES: &str = "descriptors are short: raise LimitNOFILE= (systemd) or ulimit -n";
 
@@ -55,7 +55,8 @@ pub fn connections_per_lane(lanes: usize) -> u32 {
     share(getrlimit(Resource::Nofile).current, lanes)
 }
 
-fn share(files: Option<u64>, lanes: usize) -> u32 {
+/// The same for a limit of `files`; `None` is none.
+pub fn share(files: Option<u64>, lanes: usize) -> u32 {
     let Some(files) = files else { return u32::MAX };
     let own = (OWN_FILES + LANE_FILES * lanes) as u64;
     (files.saturating_sub(own) / 2 / lanes.max(1) as u64).clamp(1, u32::MAX.into()) as u32

@@ -25,6 +25,7 @@ use crate::lane::timers::Timers;
 use crate::lane::wire::driver::Driver;
 use crate::lane::wire::ring::{Keep, Ring};
 use crate::lane::wire::socket::{Listener, RingWire};
+use crate::limits::LANE_LOCKED_BYTES;
 use crate::metrics::Tally;
 use crate::shared::Shared;
 use crate::shared::drain::Phase;
@@ -32,8 +33,8 @@ use crate::shared::drain::Phase;
 /// Shares of the executor's time: requests against chores.
 const DATA_SHARES: usize = 1000;
 const CHORE_SHARES: usize = 100;
-/// Pause between two rounds of chores.
-const CHORES_US: u64 = 500_000;
+/// Pause between two rounds of chores, each of which is a sign of life.
+pub const BEAT: Duration = Duration::from_millis(500);
 /// Memory that glommio sets aside for disk I/O, of which lanes do none (its least).
 const DISK_BYTES: usize = 64 * 1024;
 
@@ -90,8 +91,9 @@ fn run(
         }
         Err(e) => {
             let _ = ready.send(Err(format!(
-                "lane {index} could not be set up on core {core} ({e}): it needs 512 KiB of locked memory a lane, see LimitMEMLOCK= \
-                 and ulimit -l; or leave the core out of --cores"
+                "lane {index} could not be set up on core {core} ({e}): it needs {} KiB of locked memory a lane, see LimitMEMLOCK= \
+                 and ulimit -l; or leave the core out of --cores",
+                LANE_LOCKED_BYTES / 1024
             )));
         }
     }
@@ -117,13 +119,12 @@ async fn live(
     let pulse = Rc::new(Pulse::default());
     let wire = RingWire::new(&ring, &now_us);
     let seed = fastrand::u64(..);
-    let lane = Rc::new(Lane::new(index, shared, config, wire, timers.clone(), seed));
+    let lane = Rc::new(Lane::new(index, shared, Rc::new(Config::clone(&config)), wire, timers.clone(), seed));
     let data = glommio::executor().create_task_queue(Shares::Static(DATA_SHARES), Latency::NotImportant, "data");
     let chores = glommio::executor().create_task_queue(Shares::Static(CHORE_SHARES), Latency::NotImportant, "chores");
     let starter = pulse.clone();
     let flow = Flow::new(lane.clone(), move |task| spawn(&starter, data, task));
-    let most = lane.config.max_connections_per_lane;
-    let door = Door { flow, pulse: pulse.clone(), queue: data, most, turning: Rc::default() };
+    let door = Door { flow, pulse: pulse.clone(), queue: data, turning: Rc::default() };
     let driver = Driver {
         ring: ring.clone(),
         timers: timers.clone(),
@@ -136,6 +137,7 @@ async fn live(
     spawn(&pulse, data, door.clone().accept(Listener::new(listener.into(), &ring)));
     spawn_aside(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
     spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes));
+    shared.access.set_clock(index, 0);
     let _ = ready.send(Ok(()));
 
     let (told, ending) = (Cell::new(None), lane.clone());
@@ -163,13 +165,18 @@ fn is_over(lane: &Lane<RingWire>, pulse: &Pulse, told: &Cell<Option<Instant>>) -
 /// Wakes up when another thread rings: newcomers, requests that are let in, a new roster, a step of the drain.
 async fn answer_bell(lane: Rc<Lane<RingWire>>, door: Door, ring: Rc<Ring>) {
     let bell: BorrowedFd<'static> = lane.shared.handover.bell(lane.index);
-    let mut phase = Phase::Serving;
+    let (mut phase, mut swept) = (Phase::Serving, 0);
     loop {
         while let Some(newcomer) = lane.shared.handover.take(lane.index) {
             door.start(newcomer);
         }
         lane.waiters.call(lane.shared, lane.index);
+        lane.adopt();
         lane.view.borrow_mut().refresh();
+        let generation = lane.view.borrow().generation();
+        if std::mem::replace(&mut swept, generation) != generation {
+            lane.sweep();
+        }
         if phase != lane.shared.drain.phase() {
             phase = lane.shared.drain.phase();
             if phase >= Phase::Draining {
@@ -186,7 +193,14 @@ async fn answer_bell(lane: Rc<Lane<RingWire>>, door: Door, ring: Rc<Ring>) {
     }
 }
 
-/// What a lane does now and then: old connections are closed, counters published.
+/// CPU time of the calling thread.
+fn cpu_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+}
+
+/// What a lane does now and then: old connections are closed, counters published, a beat counted. A lane whose tasks
+/// do not give way does not come here.
 async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, late_wakes: Rc<Cell<u64>>) {
     let timer = lane.timers.timer();
     let publish = |tally: Tally, value: u64| {
@@ -194,17 +208,25 @@ async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, l
         lane.count(tally, value - known);
     };
     loop {
-        timer.set(timer.now_us() + CHORES_US);
+        timer.set(timer.now_us() + BEAT.as_micros() as u64);
         poll_fn(|cx| if lane.is_ending() { std::task::Poll::Ready(()) } else { timer.poll_due(cx) }).await;
-        lane.pool.sweep(timer.now_us());
         lane.view.borrow_mut().refresh();
+        lane.sweep();
         publish(Tally::Enters, ring.enters.get());
         publish(Tally::Completions, ring.completions.get());
         publish(Tally::NoBuffers, ring.no_buffers.get());
         publish(Tally::Panics, pulse.panics());
         publish(Tally::LateWakes, late_wakes.get());
-        lane.tallies().pipes_used.set(lane.pipes.used() as u64);
-        lane.tallies().pipes_resting.set(lane.pipes.resting() as u64);
+        lane.pool.closings().for_each(|(tally, n)| publish(tally, n));
+        let tallies = lane.tallies();
+        tallies.beats.add(1);
+        tallies.pipes_used.set(lane.pipes.used() as u64);
+        tallies.pipes_resting.set(lane.pipes.resting() as u64);
+        tallies.pool_idle.set(lane.pool.len() as u64);
+        tallies.tasks.set(pulse.alive() as u64);
+        tallies.cpu_us.set(cpu_us());
+        tallies.batches.set(ring.batches.iter().map(Cell::get), ring.completions.get());
+        lane.shared.access.set_clock(lane.index, timer.now_us());
         if lane.is_ending() {
             return;
         }

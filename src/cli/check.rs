@@ -18,14 +18,14 @@ pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
         .action(ArgAction::SetTrue)
         .help("Print the configuration in effect as TOML, with the origin of every value.");
     let command = config::flags::command(subcommand.name, subcommand.about).arg(print);
-    let (loaded, matches) = match super::configure(&command, args) {
+    let (loaded, source) = match super::configure(&command, args) {
         Ok(done) => done,
         Err(code) => return code,
     };
     for warning in absent_cores(&loaded, &allowed_cores()) {
         super::complain(format_args!("warning: {warning}"));
     }
-    if matches.get_flag(PRINT) {
+    if source.flags.matches.get_flag(PRINT) {
         super::say(&format!("# {}\n\n{}", loaded.summary(), loaded.to_toml()));
     } else {
         super::say(&format!("{}\n", loaded.summary()));

@@ -156,7 +156,7 @@ fn configure(subcommand: &Subcommand, args: &[String]) -> Result<(Wishes, Config
     given.config_file = Some("the settings of the demo".to_owned());
     let mut variables = environment::of_process();
     variables.retain(|(name, _)| OPTIONS.iter().any(|key| options::find(key).is_some_and(|row| row.env() == *name)));
-    let loaded = config::load(given, &variables, |_| Ok(SETTINGS.to_owned())).map_err(|all| tell(&all))?;
+    let loaded = config::load(given, &variables, |_: &str| Ok(SETTINGS.to_owned())).map_err(|all| tell(&all))?;
     Ok((wishes, loaded.config))
 }
 

@@ -11,9 +11,9 @@ use crate::config;
 /// Runs the subcommand.
 pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
     let command = config::flags::command(subcommand.name, subcommand.about);
-    let (loaded, _) = match super::configure(&command, args) {
+    let (loaded, source) = match super::configure(&command, args) {
         Ok(done) => done,
         Err(code) => return code,
     };
-    crate::boot::run(loaded.config)
+    crate::boot::run(loaded, source)
 }

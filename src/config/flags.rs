@@ -54,6 +54,7 @@ pub fn argument(row: &'static Row) -> Arg {
 }
 
 /// What the command line says.
+#[derive(Clone)]
 pub struct FromFlags {
     pub config_file: Option<String>,
     pub given: Vec<Given>,

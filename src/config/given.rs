@@ -9,6 +9,7 @@ use super::values::Kind;
 use super::workers::is_port;
 
 /// An option as a flag, a variable or a file gives it.
+#[derive(Clone)]
 pub struct Given {
     pub row: &'static Row,
     pub origin: Origin,

@@ -20,8 +20,11 @@ the file (max_payload_size). A flag wins over a variable, a variable over the fi
 Only in the file:
   [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), dp_size,
                     health_endpoint, health_timeout_secs, backend (sglang, vllm), role (regular, prefill, decode),
-                    and for the last two group, connector (nixl, mooncake) and bootstrap_port
+                    and for the last two group, connector (nixl, mooncake) and bootstrap_port; expand = true: its
+                    host is a name that stands for a worker at each of its addresses
   [[extra_routes]]  path (* stands for one segment) and methods, passed on to the workers
+
+SIGHUP, or a change of the file, has it read again: what tuning/options.md calls live changes in the running process.
 
 corelane check tells every mistake at once; corelane check --print shows what is in effect and why.";
 
@@ -50,11 +53,16 @@ pub fn flag_text(row: &Row) -> String {
 pub fn reference() -> String {
     let mut out = String::from(INTRO);
     for section in Section::ALL {
-        let _ = write!(out, "\n## {}\n\n| option | default | range | meaning |\n|---|---|---|---|\n", section.title());
+        let _ = write!(
+            out,
+            "\n## {}\n\n| option | default | range | reload | meaning |\n|---|---|---|---|---|\n",
+            section.title()
+        );
         for row in OPTIONS.iter().filter(|row| row.section == *section) {
             let default = default_with_unit(row).map_or("–".to_owned(), |d| format!("`{d}`"));
             let range = row.kind.range().unwrap_or_default();
-            let _ = writeln!(out, "| `{}` | {default} | {range} | {} |", row.flag(), row.prose);
+            let reload = if row.live { "live" } else { "restart" };
+            let _ = writeln!(out, "| `{}` | {default} | {range} | {reload} | {} |", row.flag(), row.prose);
         }
     }
     out.push_str(TABLES);
@@ -72,6 +80,9 @@ A flag wins over a variable, a variable over the file, the file over the default
 
 `corelane check --config FILE [flags]` tells every mistake at once and starts nothing;
 `corelane check --print` shows the settings in effect and where each one came from.
+
+SIGHUP, or a change of the file, has it read again under the same flags and variables. What is *live* changes in the running
+process, the tables of the file too; what needs a *restart* is named in the log and stays as it is until then.
 ";
 
 const TABLES: &str = r#"
@@ -89,6 +100,7 @@ health_endpoint = "/ready"     # where it is probed; left out: see health_check_
 health_timeout_secs = 2        # left out: see health_check_timeout_secs
 dp_size = 8                    # each of the engine's ranks is chosen on its own; left out: see dp_aware
 role = "regular"
+expand = true                  # the host is a name: a worker at each of its addresses, as the name service has them
 ```
 
 Prefill and decode workers can also be listed in `prefill` and `decode` of the same file

@@ -3,29 +3,34 @@
 //! Takes what each source gives, gives one [`Config`] with the origin of every value, or every mistake at once.
 //! Never lets a mistake hide another one: values that lose are checked too.
 
-use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::discovery;
 use super::environment::{self, CONFIG_VARIABLE};
 use super::flags::{CONFIG_FLAG, FromFlags};
 use super::given::Given;
 use super::mistakes::{Mistake, Origin, Wrong, quote};
 use super::options::{OPTIONS, Row};
+use super::source::Files;
 use super::tables::Placed;
 use super::toml::{self, FromFile};
 use super::values::size;
 use super::{Config, ExtraRoute, WorkerSpec};
 
 /// A value in effect.
+#[derive(Clone)]
 pub struct Setting {
     pub row: &'static Row,
     /// The value as TOML; `None`: not set.
     pub shown: Option<String>,
+    /// The raw value, or the items of a list.
+    pub(super) texts: Vec<String>,
     pub origin: Origin,
 }
 
 /// A configuration without mistakes.
+#[derive(Clone)]
 pub struct Loaded {
     pub config: Config,
     /// What should be looked at but stops nothing.
@@ -36,6 +41,8 @@ pub struct Loaded {
     pub settings: Vec<Setting>,
     /// Workers of `[[workers]]` that are in effect.
     pub(super) tables: Vec<Placed<WorkerSpec>>,
+    /// Workers of `workers_file`.
+    pub(super) found: Vec<Placed<WorkerSpec>>,
     pub(super) extra_routes: Vec<Placed<ExtraRoute>>,
 }
 
@@ -47,14 +54,14 @@ pub fn default_texts(row: &'static Row) -> Vec<String> {
     Given::new(row, Origin::Default, vec![row.default.to_owned()]).texts
 }
 
-/// Joins flags, environment and the file that one of them names; `read_file` gives a file's text.
+/// Joins flags, environment and the files that they name.
 ///
 /// # Errors
 /// Every mistake that was found, in the order flags, variables, file.
 pub fn load(
     flags: FromFlags,
     environment: &[(String, Option<String>)],
-    read_file: impl Fn(&str) -> io::Result<String>,
+    files: impl Files,
 ) -> Result<Loaded, Vec<Mistake>> {
     let env = environment::read(environment);
     let mut mistakes = flags.mistakes;
@@ -64,13 +71,20 @@ pub fn load(
         (None, Some(name)) => Some((name, Origin::Env(CONFIG_VARIABLE.to_owned()))),
         (None, None) => None,
     };
-    let mut file = named.as_ref().map_or_else(FromFile::default, |(name, origin)| open(name, origin, read_file));
+    let mut file = named.as_ref().map_or_else(FromFile::default, |(name, origin)| open(name, origin, &files));
     mistakes.append(&mut file.mistakes);
 
     let mut join = Join { config: Config::with_workers(Vec::new()), mistakes, warnings: env.warnings };
     let sources: Vec<Given> = file.given.into_iter().chain(env.given).chain(flags.given).collect();
     let mut settings = join.settle(&sources);
-    let tables = join.workers(&sources, &mut settings, file.workers, file.names_workers);
+    let mut found = discovery::Found::default();
+    if let Some(name) = &join.config.workers_file {
+        let origin = &settings.iter().find(|s| s.row.key == "workers_file").expect("a row of the table").origin;
+        found = discovery::read(name, origin, &files);
+        file.names_workers |= !found.mistakes.is_empty();
+        join.mistakes.append(&mut found.mistakes);
+    }
+    let (tables, found) = join.workers(&sources, &mut settings, file.workers, found.workers, file.names_workers);
     join.config.extra_routes = file.extra_routes.iter().map(|r| r.value.clone()).collect();
     join.cross_check(&settings);
 
@@ -80,11 +94,11 @@ pub fn load(
         return Err(mistakes);
     }
     let file_name = named.map(|(name, _)| name);
-    Ok(Loaded { config, warnings, file: file_name, settings, tables, extra_routes: file.extra_routes })
+    Ok(Loaded { config, warnings, file: file_name, settings, tables, found, extra_routes: file.extra_routes })
 }
 
-fn open(name: &str, origin: &Origin, read_file: impl Fn(&str) -> io::Result<String>) -> FromFile {
-    match read_file(name) {
+fn open(name: &str, origin: &Origin, files: &impl Files) -> FromFile {
+    match files.read(name) {
         Ok(text) => toml::read(name, &text),
         Err(error) => {
             let what = format!("cannot read {}: {error}", quote(name));
@@ -117,7 +131,7 @@ impl Join {
             let origin = winner.map_or(Origin::Default, |given| given.origin.clone());
             let texts = winner.map_or_else(|| default_texts(row), |given| given.texts.clone());
             let shown = row.kind.put(&mut self.config, &texts).ok().flatten();
-            settings.push(Setting { row, shown, origin });
+            settings.push(Setting { row, shown, texts, origin });
         }
         settings
     }
@@ -135,6 +149,11 @@ impl Join {
             let (origin, key) = blame("prometheus_port", "port");
             let what = format!("port and prometheus_port are both {} on {}", c.port, c.host);
             self.mistakes.push(Wrong::new(what, "give them different ports").at(&origin, &key));
+        }
+        if c.strangers_may_manage() {
+            let what = format!("whoever reaches {} can add and remove workers", c.metrics_host);
+            let fix = "give --admin-token, or --admin-open if nobody does who may not";
+            self.mistakes.push(Wrong::new(what, fix).at(origin_of("prometheus_host"), "prometheus_host"));
         }
         if c.max_payload_bytes > c.body_memory_bytes {
             let (origin, key) = blame("max_payload_size", "body_memory");
@@ -168,6 +187,8 @@ fn hosts_overlap(a: IpAddr, b: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::super::values::Kind;
     use super::super::{Backend, ClientLeaves, Policy, Role, Secret, flags};
     use super::*;
@@ -302,6 +323,8 @@ mod tests {
             ("[port]\nx = 1", "c.toml:1:1: port: is a table; give"),
             ("workers = 1", "c.toml:1:1: workers: is no list of tables; begin each with [[workers]]"),
             ("[[workers]]\nmodels = []", "c.toml:1:1: url: is missing; add url = \"…\""),
+            ("[[workers]]\nurl='http://10.0.0.1'\nexpand = true", "c.toml:3:10: expand: is for names, and this worker"),
+            ("[[workers]]\nurl='http://a'\nexpand = 1", "c.toml:3:10: expand: is a whole number; give true or false"),
             ("[[workers]]\nurl='http://a'\nrole = 7", "c.toml:3:8: role: is a whole number; give a text"),
             ("[[workers]]\nurl='http://a'\nmodels = ['m', 'm']", "c.toml:3:16: models: \"m\" is listed twice"),
             (
@@ -332,8 +355,11 @@ mod tests {
     fn workers_are_needed_and_unique() {
         assert_eq!(
             bad(&[], &[], None),
-            ["--worker-urls: there is no worker; give --worker-urls URL…, or [[workers]] in the file"]
+            [
+                "--worker-urls: there is no worker; give --worker-urls URL…, [[workers]] in the file, or --start-without-workers to add them later"
+            ]
         );
+        assert!(good(&["--start-without-workers"], &[], None).config.workers.is_empty());
         let file = "worker_urls = ['http://a', 'http://b']\n[[workers]]\nurl = 'http://A:80/'";
         let told = bad(&[], &[], Some(file));
         assert_eq!(
@@ -389,14 +415,14 @@ mod tests {
     fn a_file_that_cannot_be_read_is_one_mistake() {
         let args: Vec<String> = ["--config", "nowhere.toml"].map(str::to_owned).to_vec();
         let flags = flags::read(&flags::command("serve", "Serves."), &args).unwrap();
-        let told = load(flags, &[], |_| Err(io::Error::from(io::ErrorKind::NotFound))).err().unwrap();
+        let told = load(flags, &[], |_: &str| Err(io::Error::from(io::ErrorKind::NotFound))).err().unwrap();
         assert_eq!(told.len(), 1);
         assert!(told[0].to_string().starts_with("--config: cannot read \"nowhere.toml\""), "{}", told[0]);
     }
 
     #[test]
     fn every_option_round_trips_through_flag_variable_and_file() {
-        for row in OPTIONS.iter().filter(|row| row.key != "worker_urls") {
+        for row in OPTIONS.iter().filter(|row| !["worker_urls", "workers_file"].contains(&row.key)) {
             let sample = sample(row);
             let beside = beside(row);
             let args: Vec<&str> = W.iter().chain(beside).copied().collect();
@@ -650,6 +676,45 @@ mod tests {
         ] {
             let told = bad(&[&W[..], args].concat(), env, file);
             assert!(told.len() == 1 && told[0].starts_with(says) && !told[0].contains("sk-"), "{told:#?}");
+        }
+    }
+
+    #[test]
+    fn an_admin_listener_for_everybody_has_to_be_meant() {
+        for (args, env, good) in [
+            (&["--prometheus-host", "0.0.0.0"][..], &[][..], false),
+            (&["--prometheus-host", "10.0.0.1"], &[], false),
+            (&["--prometheus-host", "::ffff:127.0.0.1"], &[], true),
+            (&["--prometheus-host", "0.0.0.0"], &[("CORELANE_ADMIN_TOKEN", "s3")], true),
+            (&["--prometheus-host", "::", "--admin-open"], &[], true),
+        ] {
+            let told = try_load(&[&W[..], args].concat(), env, None).err().unwrap_or_default();
+            let says = |m: &String| m.starts_with("--prometheus-host: whoever reaches") && m.contains("--admin-token");
+            assert!(told.is_empty() == good && told.iter().all(says), "{args:?} {told:#?}");
+        }
+    }
+
+    #[test]
+    fn probes_and_labels_of_single_workers_are_read_and_printed() {
+        let file = "[[workers]]\nurl = 'http://a'\nhealth_interval_secs = 2.5\nhealth_failure_threshold = 7\n\
+                    health_success_threshold = 1\nlabels = { rack = '7', 'a b' = 'x\"y' }";
+        let loaded = good(&[], &[], Some(file));
+        let check = |worker: &WorkerSpec| {
+            assert_eq!(worker.health_interval, Some(Duration::from_millis(2500)));
+            assert_eq!((worker.health_failures, worker.health_successes), (Some(7), Some(1)));
+            let labels: Vec<(&str, &str)> = worker.labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            assert_eq!(labels, [("a b", "x\"y"), ("rack", "7")]);
+        };
+        check(&loaded.config.workers[0]);
+        check(&good(&[], &[], Some(&loaded.to_toml())).config.workers[0]);
+        for (line, says) in [
+            ("labels = 7", "labels: is no table;"),
+            ("labels = { a = 7 }", "labels: \"a\" is no text;"),
+            ("health_failure_threshold = 0", "health_failure_threshold: 0 is out of range; give a whole number from 1"),
+            ("health_interval_secs = 0", "health_interval_secs: 0 is out of range; give seconds from 0.1"),
+        ] {
+            let told = bad(&[], &[], Some(&format!("[[workers]]\nurl = 'http://a'\n{line}")));
+            assert!(told.len() == 1 && told[0].contains(says), "{line}: {told:#?}");
         }
     }
 

@@ -3,7 +3,9 @@
 //! Takes nothing, gives the rows. Never reads a value: that is the row's [`Kind`]'s.
 
 use super::values::Kind;
-use super::{Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Relay, Role};
+use super::{
+    AccessFormat, AccessLog, Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Relay, Role,
+};
 
 /// The heading under which help and reference list an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,7 @@ pub enum Section {
     Breaker,
     Observing,
     Shutdown,
+    Reload,
 }
 
 impl Section {
@@ -41,6 +44,7 @@ impl Section {
         Section::Breaker,
         Section::Observing,
         Section::Shutdown,
+        Section::Reload,
     ];
 
     /// The heading.
@@ -60,6 +64,7 @@ impl Section {
             Section::Breaker => "Circuit breaker",
             Section::Observing => "Metrics, logs and request ids",
             Section::Shutdown => "Shutdown",
+            Section::Reload => "Reload",
         }
     }
 }
@@ -74,9 +79,16 @@ pub struct Row {
     pub default: &'static str,
     /// What it does, as one or two sentences. Unit, range and default are added from the other fields.
     pub prose: &'static str,
+    /// A reload changes it in the running process; else the change waits for the next start.
+    pub live: bool,
 }
 
 impl Row {
+    /// The same for an option that only a start can change.
+    const fn at_start(self) -> Row {
+        Row { live: false, ..self }
+    }
+
     /// `--max-payload-size`
     pub fn flag(&self) -> String {
         format!("--{}", self.key.replace('_', "-"))
@@ -104,7 +116,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 const fn row(section: Section, key: &'static str, kind: Kind, default: &'static str, prose: &'static str) -> Row {
-    Row { key, section, kind, default, prose }
+    Row { key, section, kind, default, prose, live: true }
 }
 
 /// Every option. A row that switches something off stands after the row that it overrides.
@@ -115,21 +127,24 @@ pub const OPTIONS: &[Row] = &[
         Kind::Address(|c, v| c.host = v),
         "127.0.0.1",
         "Address to listen on for clients. `::` takes IPv6 and IPv4.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Listening,
         "port",
         Kind::Whole { min: 0, max: 65535, set: |c, v| c.port = v as u16 },
         "30000",
         "Port to listen on for clients; 0 takes any free one.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Listening,
         "backlog",
         Kind::Whole { min: 1, max: 65535, set: |c, v| c.backlog = v as u32 },
         "4096",
         "Connections that may wait to be accepted, per lane; the kernel caps it at net.core.somaxconn.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Listening,
         "max_connections_per_lane",
@@ -177,6 +192,31 @@ pub const OPTIONS: &[Row] = &[
         "false",
         "Engines are asked for their data-parallel size (dp_size), and each of their ranks is chosen as a worker of its \
          own. Such a worker gets no requests before its size is known.",
+    )
+    .at_start(),
+    row(
+        Section::Workers,
+        "workers_file",
+        Kind::Name(|c, v| c.workers_file = v),
+        "",
+        "File, or directory of files, with workers besides those of this configuration, for whoever writes them by \
+         program: .toml with [[workers]], .json with a list of addresses or of such tables, any other name with an address \
+         a line. Of a directory those that end in .toml, .json or .txt count. It is watched, see watch_interval_secs.",
+    ),
+    row(
+        Section::Workers,
+        "start_without_workers",
+        Kind::Switch(|c, v| c.start_without_workers = v),
+        "false",
+        "No worker need be given: they are added at the admin listener. Until then /readiness says no.",
+    ),
+    row(
+        Section::Workers,
+        "worker_drain_timeout_secs",
+        Kind::Seconds { min: 0.0, max: 86400.0, set: |c, v| c.worker_drain_timeout = v },
+        "600",
+        "How long a worker that is removed at run time may take to finish the requests that it has. Then it is taken off \
+         the list; what it still has is not cut.",
     ),
     row(
         Section::Pairs,
@@ -296,7 +336,8 @@ pub const OPTIONS: &[Row] = &[
         "1GiB",
         "cache_aware: memory for what is known of the workers' caches, of the whole process; the least recently used \
          goes.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Routing,
         "max_tree_size",
@@ -312,7 +353,8 @@ pub const OPTIONS: &[Row] = &[
         "0",
         "The peers' measure for prefix_memory, in characters of prompts; counted as as many bytes (a 64-byte block of \
          a prompt takes 12 to 64 of them). 0: prefix_memory counts.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Routing,
         "prefix_ttl_secs",
@@ -362,14 +404,16 @@ pub const OPTIONS: &[Row] = &[
         Kind::Cores(|c, v| c.cores = v),
         "auto",
         "Cores of the lanes, one lane each, in this order. auto: every core that the process may use.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Cores,
         "control_core",
         Kind::Core(|c, v| c.control_core = v),
         "auto",
         "Core of the control thread. auto: one that is no lane's, if there is one.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Limits,
         "max_payload_size",
@@ -382,7 +426,8 @@ pub const OPTIONS: &[Row] = &[
         "body_memory",
         Kind::Bytes { min: MIB, max: 1024 * GIB, set: |c, v| c.body_memory_bytes = v },
         "4GiB",
-        "Memory for buffered request bodies of the whole process.",
+        "Memory for buffered bodies of the whole process: of requests above 64 KiB, of their copies where a worker must not see \
+         all of it, and of answers that are read whole.",
     ),
     row(
         Section::Limits,
@@ -532,7 +577,8 @@ pub const OPTIONS: &[Row] = &[
         "1MiB",
         "What a pipe may hold: how far a worker may be ahead of its client. The kernel's limits count \
          (fs.pipe-max-size, fs.pipe-user-pages-soft); where it allows less, pipes are smaller.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Retries,
         "retry_max_retries",
@@ -696,13 +742,30 @@ pub const OPTIONS: &[Row] = &[
         Kind::Address(|c, v| c.metrics_host = v),
         "127.0.0.1",
         "Address of the metrics and admin listener.",
-    ),
+    )
+    .at_start(),
     row(
         Section::Observing,
         "prometheus_port",
         Kind::Whole { min: 0, max: 65535, set: |c, v| c.metrics_port = v as u16 },
         "29000",
         "Port of the metrics and admin listener; 0 takes any free one.",
+    )
+    .at_start(),
+    row(
+        Section::Observing,
+        "admin_token",
+        Kind::Secret(|c, v| c.admin_token = v),
+        "",
+        "What the admin listener wants as `Authorization: Bearer …` of everybody, but for /metrics, /health, /liveness and \
+         /readiness. Without it the listener has to be on loopback.",
+    ),
+    row(
+        Section::Observing,
+        "admin_open",
+        Kind::Switch(|c, v| c.admin_open = v),
+        "false",
+        "The admin listener may be beyond loopback without admin_token: whoever reaches it can add and remove workers.",
     ),
     row(
         Section::Observing,
@@ -719,6 +782,38 @@ pub const OPTIONS: &[Row] = &[
         "Headers that may bring a request's id; the first that is present counts.",
     ),
     row(
+        Section::Observing,
+        "access_log",
+        Kind::Choice { names: AccessLog::NAMES, set: |c, v| c.access_log = AccessLog::ALL[v] },
+        "off",
+        "Which requests have a line in the access log: none, those that failed (a status from 400 on, cut, or left by the \
+         client), those and a sample of the others, or all.",
+    )
+    .at_start(),
+    row(
+        Section::Observing,
+        "access_log_sample",
+        Kind::Whole { min: 1, max: 1_000_000, set: |c, v| c.access_log_sample = v as u32 },
+        "100",
+        "With access_log = sampled: one of so many requests that went well has a line.",
+    ),
+    row(
+        Section::Observing,
+        "access_log_format",
+        Kind::Choice { names: AccessFormat::NAMES, set: |c, v| c.access_log_format = AccessFormat::ALL[v] },
+        "json",
+        "What a line of it looks like: an object of JSON, or name=value pairs.",
+    )
+    .at_start(),
+    row(
+        Section::Observing,
+        "access_log_path",
+        Kind::Name(|c, v| c.access_log_path = v.unwrap_or_else(|| "stderr".into())),
+        "stderr",
+        "Where it goes: stderr, stdout, or a file, which is opened anew on SIGUSR1.",
+    )
+    .at_start(),
+    row(
         Section::Shutdown,
         "shutdown_settle_secs",
         Kind::Seconds { min: 0.0, max: 600.0, set: |c, v| c.shutdown_settle = v },
@@ -731,6 +826,14 @@ pub const OPTIONS: &[Row] = &[
         Kind::Seconds { min: 0.0, max: 86400.0, set: |c, v| c.shutdown_grace = v },
         "600",
         "Then, how long requests in progress may take before they are cut.",
+    ),
+    row(
+        Section::Reload,
+        "watch_interval_secs",
+        Kind::Seconds { min: 0.0, max: 3600.0, set: |c, v| c.watch_interval = v },
+        "1",
+        "Time between two looks at whether the configuration file or workers_file has changed; a change is taken over when \
+         the next look finds nothing new. 0: only SIGHUP has them read again.",
     ),
 ];
 

@@ -2,18 +2,20 @@
 //!
 //! Takes TOML items, gives checked workers and routes with their places. Never quotes an API key.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
 
+use super::fields::{PROBE_SECS, THRESHOLD, api_key, connector, engine, group, label, model, role, target};
 use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
 use super::routes::ROUTES;
 use super::toml::{FromFile, Places, article};
-use super::values::{choice, target};
 use super::workers::{Draft, NO_PORT};
-use super::{Connector, Engine, ExtraRoute, Role, WorkerSpec, WorkerUrl};
-use crate::limits::{MAX_DP_SIZE, MAX_GROUP_BYTES, MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
+use super::{ExtraRoute, Role, WorkerSpec, WorkerUrl};
+use crate::limits::{MAX_DP_SIZE, MAX_LABELS, MAX_MODELS_PER_WORKER, MAX_TARGET_BYTES};
 
 /// A value and its place in the file.
 #[derive(Clone, Debug)]
@@ -22,7 +24,7 @@ pub struct Placed<T> {
     pub origin: Origin,
 }
 
-const WORKER_KEYS: [&str; 11] = [
+const WORKER_KEYS: [&str; 16] = [
     "url",
     "api_key",
     "models",
@@ -34,6 +36,11 @@ const WORKER_KEYS: [&str; 11] = [
     "dp_size",
     "health_endpoint",
     "health_timeout_secs",
+    "expand",
+    "health_interval_secs",
+    "health_failure_threshold",
+    "health_success_threshold",
+    "labels",
 ];
 const ROUTE_KEYS: [&str; 2] = ["path", "methods"];
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
@@ -56,11 +63,20 @@ pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) 
         let role = entry.text("role", role).unwrap_or(Role::Regular);
         let bootstrap_port = entry.port("bootstrap_port");
         let group = entry.text("group", group).unwrap_or_default();
-        let engine = entry.text("backend", |text| choice(text, Engine::NAMES)).map(|at| Engine::ALL[at]);
-        let connector = entry.text("connector", |text| choice(text, Connector::NAMES)).map(|at| Connector::ALL[at]);
+        let engine = entry.text("backend", engine);
+        let connector = entry.text("connector", connector);
         let dp_size = entry.whole("dp_size", 1, MAX_DP_SIZE.into(), "a whole number").map(|size| size as u32);
         let health_endpoint = entry.text("health_endpoint", |text| target(text).map(str::to_owned));
-        let health_timeout = entry.seconds("health_timeout_secs", 0.1, 3600.0);
+        let [health_timeout, health_interval] =
+            ["health_timeout_secs", "health_interval_secs"].map(|key| entry.seconds(key, PROBE_SECS.0, PROBE_SECS.1));
+        let [health_failures, health_successes] = ["health_failure_threshold", "health_success_threshold"]
+            .map(|key| entry.whole(key, THRESHOLD.0, THRESHOLD.1, "a whole number").map(|n| n as u32));
+        let labels = entry.labels("labels");
+        let expand = entry.switch("expand");
+        let is_address = |url: &String| WorkerUrl::parse(url).is_ok_and(|url| url.host.parse::<IpAddr>().is_ok());
+        if expand && url.as_ref().is_some_and(is_address) {
+            entry.wrong("expand", "is for names, and this worker is given by its address", "leave it out");
+        }
         for (key, belongs) in [
             ("bootstrap_port", role == Role::Prefill),
             ("group", role != Role::Regular),
@@ -88,6 +104,11 @@ pub fn workers(item: &Item, place: Origin, places: &Places, out: &mut FromFile) 
                 dp_size,
                 health_endpoint,
                 health_timeout,
+                expand,
+                health_interval,
+                health_failures,
+                health_successes,
+                labels,
                 ..WorkerSpec::new(url)
             };
             out.workers.push(Placed { value: Draft { spec, engine, connector }, origin });
@@ -212,12 +233,41 @@ impl Entry<'_> {
         good.map(Duration::from_secs_f64)
     }
 
+    fn switch(&mut self, key: &str) -> bool {
+        let Some(item) = self.table.get(key) else { return false };
+        item.as_bool().unwrap_or_else(|| {
+            self.wrong(key, format!("is {}", item.as_value().map_or("a table", article)), "give true or false");
+            false
+        })
+    }
+
     /// A port, or "none" for the engine's own default.
     fn port(&mut self, key: &str) -> Option<u16> {
         if self.table.get(key).and_then(Item::as_str) == Some(NO_PORT) {
             return None;
         }
         self.whole(key, 1, 65535, "\"none\", or a port").map(|port| port as u16)
+    }
+
+    /// A table of texts.
+    fn labels(&mut self, key: &str) -> BTreeMap<String, String> {
+        let Some(item) = self.table.get(key) else { return BTreeMap::new() };
+        let Some(table) = item.as_table_like() else {
+            self.wrong(key, "is no table", format!("write {key} = {{ name = \"…\" }}"));
+            return BTreeMap::new();
+        };
+        if table.len() > MAX_LABELS {
+            self.wrong(key, format!("has {} labels", table.len()), format!("give at most {MAX_LABELS}"));
+        }
+        let mut labels = BTreeMap::new();
+        for (name, value) in table.iter() {
+            let text = value.as_str().ok_or_else(|| Wrong::new(format!("{name:?} is no text"), "give texts in quotes"));
+            match text.and_then(|text| Ok((label(name)?, label(text)?))) {
+                Ok((name, value)) => drop(labels.insert(name, value)),
+                Err(wrong) => self.wrong(key, wrong.what, wrong.fix),
+            }
+        }
+        labels
     }
 
     fn list(&mut self, key: &str, read: impl Fn(&str) -> Result<String, Wrong>) -> Vec<String> {
@@ -242,36 +292,6 @@ impl Entry<'_> {
         }
         out
     }
-}
-
-fn api_key(text: &str) -> Result<String, Wrong> {
-    if text.is_empty() {
-        return Err(Wrong::new("is empty", "leave it out, or give the worker's key"));
-    }
-    // It becomes a header value: a line end would forge headers.
-    if !text.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(Wrong::new("has characters other than visible ASCII", "leave out spaces and line ends"));
-    }
-    Ok(text.to_owned())
-}
-
-fn model(text: &str) -> Result<String, Wrong> {
-    if text.is_empty() || text.chars().any(char::is_control) {
-        return Err(Wrong::new(format!("{} is no model name", quote(text)), "give the name that clients send"));
-    }
-    Ok(text.to_owned())
-}
-
-fn role(text: &str) -> Result<Role, Wrong> {
-    choice(text, &Role::ALL.map(Role::name)).map(|at| Role::ALL[at])
-}
-
-/// Groups are shown in the admin API and in mistakes.
-fn group(text: &str) -> Result<String, Wrong> {
-    if text.len() > MAX_GROUP_BYTES || text.chars().any(char::is_control) {
-        return Err(Wrong::new(format!("{} is no name of a group", quote(text)), "give a short name"));
-    }
-    Ok(text.to_owned())
 }
 
 fn method(text: &str) -> Result<String, Wrong> {
@@ -330,15 +350,6 @@ mod tests {
         }
         for (a, b) in [("/a/*", "/a/"), ("/a/*", "/a"), ("/a/*", "/a/b/c"), ("/a", "/b")] {
             assert!(!overlap(a, b) && !overlap(b, a), "{a} {b}");
-        }
-    }
-
-    #[test]
-    fn keys_never_forge_headers() {
-        assert!(api_key("sk-abc_123").is_ok());
-        for text in ["", "a b", "a\r\nx: y", "a\n", "ä", "a\0"] {
-            let wrong = api_key(text).unwrap_err();
-            assert!(text.is_empty() || !wrong.to_string().contains(text));
         }
     }
 }

@@ -408,7 +408,8 @@ fn whole(text: &str, min: u64, max: u64) -> Result<u64, String> {
 
 fn seconds(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.' || b == b'-');
-    text.parse::<f64>().ok().filter(|secs| plain && secs.is_finite())
+    // Adding zero takes the sign off a zero, which TOML writes without one.
+    text.parse::<f64>().ok().filter(|secs| plain && secs.is_finite()).map(|secs| secs + 0.0)
 }
 
 const UNITS: [(&str, u64); 4] = [("gib", 1 << 30), ("mib", 1 << 20), ("kib", 1 << 10), ("b", 1)];
@@ -597,6 +598,7 @@ mod tests {
     #[test]
     fn seconds_are_plain_decimals() {
         assert_eq!(seconds("1.5"), Some(1.5));
+        assert!(seconds("-0").is_some_and(f64::is_sign_positive));
         for given in ["inf", "NaN", "1e3", "", "5s", "."] {
             assert_eq!(seconds(given), None, "{given}");
         }

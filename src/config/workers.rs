@@ -82,33 +82,38 @@ pub struct Draft {
 }
 
 impl Join {
-    /// Joins the lists of addresses and the tables; gives the tables that are in effect.
+    /// Joins the lists of addresses, the tables and what was found elsewhere; gives the tables that are in effect, and
+    /// those that were found.
     pub(super) fn workers(
         &mut self,
         sources: &[Given],
         settings: &mut [Setting],
         mut tables: Vec<Placed<Draft>>,
+        found: Vec<Placed<Draft>>,
         file_names_workers: bool,
-    ) -> Vec<Placed<WorkerSpec>> {
+    ) -> (Vec<Placed<WorkerSpec>>, Vec<Placed<WorkerSpec>>) {
         self.replace(settings, &mut tables);
         let lists: Vec<(Role, &Given)> = settings.iter().filter_map(|setting| list(sources, setting)).collect();
         let mut all = self.addresses(&lists);
         let given: usize = lists.iter().map(|(_, given)| given.texts.len()).sum();
-        let tables: Vec<Placed<WorkerSpec>> = tables.into_iter().map(|table| self.finish(table)).collect();
+        let [tables, found] =
+            [tables, found].map(|drafts| drafts.into_iter().map(|draft| self.finish(draft)).collect::<Vec<_>>());
         // What was given but is wrong has been told already, and may be the partner that another one lacks.
         let in_file = |m: &Mistake| file_names_workers && matches!(m.origin, Origin::File { .. });
         let on_line = |m: &Mistake| FLAGS.iter().any(|flag| m.origin == Origin::Flag((*flag).into()));
         let is_whole = all.len() == given && !self.mistakes.iter().any(|m| in_file(m) || on_line(m));
-        all.extend(tables.iter().cloned());
+        all.extend(tables.iter().chain(&found).cloned());
         self.once_each(&all);
         self.judge(&all, settings, is_whole);
         let told = file_names_workers && !self.mistakes.is_empty();
-        if all.is_empty() && is_whole && !told && !self.config.pd_disaggregation {
-            let fix = "give --worker-urls URL…, or [[workers]] in the file";
+        let config = &self.config;
+        let may_be_none = config.pd_disaggregation || config.start_without_workers || config.workers_file.is_some();
+        if all.is_empty() && is_whole && !told && !may_be_none {
+            let fix = "give --worker-urls URL…, [[workers]] in the file, or --start-without-workers to add them later";
             self.mistakes.push(Mistake::new(Origin::Flag(FLAGS[0].into()), "there is no worker", fix));
         }
         self.config.workers = all.into_iter().map(|w| w.value).collect();
-        tables
+        (tables, found)
     }
 
     /// Workers on the command line or in the environment replace all of the file.

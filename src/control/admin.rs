@@ -1,7 +1,12 @@
-//! The admin listener: metrics, readiness and the list of workers, on an address of its own.
+//! The admin listener: metrics, readiness, and the management of workers, on an address of its own.
 //!
-//! Takes GET requests of operators and scrapers, gives text and JSON. Never stands on the public address,
-//! never changes anything, never shows a key.
+//! Takes requests of operators and scrapers, gives text and JSON. Never stands on the public address, never shows a
+//! key, never does what a page in somebody's browser asks for; changes workers only through [`Commands`].
+
+mod answers;
+mod door;
+mod form;
+mod workers;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,61 +15,27 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
-use serde::Serialize;
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
+use super::command::Commands;
 use super::exposition::{CONTENT_TYPE, Exposition};
-use super::fleet::{Bases, Note, Notes};
+use super::fleet::Bases;
+use super::reload::Report;
+use crate::config::Config;
 use crate::shared::Shared;
-use crate::shared::roster::{DpRank, Role, Worker};
 
 /// What the handlers read.
 #[derive(Clone)]
 pub struct Admin {
     shared: &'static Shared,
-    bases: Bases,
-    notes: Notes,
+    config: watch::Receiver<Arc<Config>>,
+    commands: Commands,
     exposition: Arc<Exposition>,
-}
-
-/// A worker in the list.
-#[derive(Serialize)]
-struct Entry {
-    /// Slot and tenancy: names this worker and no later one.
-    id: String,
-    url: Box<str>,
-    role: &'static str,
-    backend: &'static str,
-    /// Prefill and decode workers of one group and backend are paired; `null` for regular workers.
-    group: Option<Box<str>>,
-    /// The data-parallel rank that it stands for; `null` for an engine as a whole.
-    dp: Option<Rank>,
-    models: Box<[Box<str>]>,
-    state: &'static str,
-    /// Why the state is what it is; `null` before the first change.
-    reason: Option<Box<str>>,
-    /// Requests that failed on it since one last succeeded.
-    failures_in_row: u32,
-    /// `closed`, `half_open`, `open`, or `held`: it would be open, but half of its pool is.
-    breaker: &'static str,
-    /// Seconds until it is half-open; `null` while it is not open.
-    breaker_open_s: Option<u32>,
-    /// Requests that a half-open breaker has let in and that have not ended.
-    breaker_trials: u32,
-    /// Since its newest probe ended; `null` before the first.
-    last_probe_ms_ago: Option<u64>,
-    in_flight: u32,
-    selected_total: u64,
-}
-
-/// A data-parallel rank in the list.
-#[derive(Serialize)]
-struct Rank {
-    rank: u32,
-    size: u32,
+    report: Report,
 }
 
 /// Opens the admin listener.
@@ -82,8 +53,19 @@ pub async fn bind(host: IpAddr, port: u16) -> io::Result<TcpListener> {
 
 impl Admin {
     /// Handlers over the process's shared state.
-    pub fn new(shared: &'static Shared, bases: Bases, notes: Notes) -> Self {
-        Admin { shared, notes, exposition: Arc::new(Exposition::new(shared, bases.clone())), bases }
+    pub fn new(
+        shared: &'static Shared,
+        config: watch::Receiver<Arc<Config>>,
+        bases: Bases,
+        commands: Commands,
+        report: Report,
+    ) -> Self {
+        Admin { shared, config, commands, exposition: Arc::new(Exposition::new(shared, bases)), report }
+    }
+
+    /// The configuration in effect.
+    fn config(&self) -> Arc<Config> {
+        self.config.borrow().clone()
     }
 
     /// Answers requests until the task is dropped.
@@ -93,11 +75,27 @@ impl Admin {
     }
 
     fn router(self) -> Router {
+        let managing = Router::new()
+            .route("/workers", get(workers::list).post(workers::add))
+            .route(
+                "/workers/{*name}",
+                get(workers::show).put(workers::put).patch(workers::patch).delete(workers::remove),
+            )
+            .route("/list_workers", get(workers::urls))
+            .route("/add_worker", post(workers::add_by_query))
+            .route("/remove_worker", post(workers::remove_by_query))
+            .route("/flush_cache", post(answers::flush_cache))
+            .route("/get_loads", get(answers::loads))
+            .route("/config", get(config))
+            .route("/engine_metrics", get(answers::engine_metrics))
+            .route_layer(middleware::from_fn_with_state(self.clone(), door::check));
+        let alive = || get(|| async { Json(json!({"status": "ok"})) });
         Router::new()
             .route("/metrics", get(metrics))
-            .route("/workers", get(workers))
-            .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+            .route("/health", alive())
+            .route("/liveness", alive())
             .route("/readiness", get(readiness))
+            .merge(managing)
             .fallback(unknown)
             .method_not_allowed_fallback(not_allowed)
             .with_state(self)
@@ -108,36 +106,21 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], admin.exposition.text()).into_response()
 }
 
-async fn workers(State(admin): State<Admin>) -> Response {
-    let shared = admin.shared;
-    let snapshot = shared.roster.snapshot();
-    let entry = |w: &Arc<Worker>, note: Note| Entry {
-        id: format!("{}-{}", w.slot, w.era),
-        url: w.url.clone(),
-        role: w.role.name(),
-        backend: w.pairing.backend.name(),
-        group: (w.role != Role::Regular).then(|| w.pairing.group.clone()),
-        dp: w.pairing.dp.map(|DpRank { rank, size }| Rank { rank, size }),
-        models: w.models.clone(),
-        state: shared.vitals.health(w.slot).name(),
-        reason: note.reason,
-        failures_in_row: shared.vitals.vital(w.slot).failures(),
-        breaker: shared.vitals.vital(w.slot).state().name(),
-        breaker_open_s: Some(shared.vitals.vital(w.slot).open_left_s()).filter(|&left| left > 0),
-        breaker_trials: shared.vitals.vital(w.slot).trials(),
-        last_probe_ms_ago: note.probed.map(|at| at.elapsed().as_millis() as u64),
-        in_flight: shared.load.word(w.slot).in_flight(),
-        selected_total: admin.bases.selected(shared, w.slot),
-    };
-    let workers: Vec<Entry> = snapshot.workers.iter().map(|w| entry(w, admin.notes.of(w.slot))).collect();
-    Json(json!({"total": workers.len(), "workers": workers})).into_response()
-}
-
 /// The same as on the public address, for probes that should not stand in line with clients.
 async fn readiness(State(admin): State<Admin>) -> Response {
     let (status, body) = admin.shared.readiness.json(admin.shared.drain.phase());
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// What is in effect, without secrets, and how it came to that.
+async fn config(State(admin): State<Admin>) -> Response {
+    match admin.report.json() {
+        serde_json::Value::Null => {
+            error(StatusCode::NOT_FOUND, "not_reloadable", "This process does not read its configuration again.")
+        }
+        report => Json(report).into_response(),
+    }
 }
 
 async fn unknown(uri: Uri) -> Response {
@@ -151,4 +134,9 @@ async fn not_allowed() -> Response {
 fn error(status: StatusCode, code: &str, message: &str) -> Response {
     let body = json!({"error": {"message": message, "type": "invalid_request_error", "code": code, "param": null}});
     (status, Json(body)).into_response()
+}
+
+/// The control thread is about to end.
+fn ending() -> Response {
+    error(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "corelane is shutting down.")
 }

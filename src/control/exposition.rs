@@ -16,10 +16,11 @@ use prometheus_client::registry::Registry;
 use super::fleet::{Bases, usable};
 use crate::config::routes::ROUTES;
 use crate::fault::What;
-use crate::metrics::{Kind, LATENCY_BUCKETS, Metric, Row, STATUSES, Tally, WORKER_STATUSES, status_label};
+use crate::metrics::{Kind, Metric, Row, STATUSES, Scale, Tally, Time, WORKER_STATUSES, status_label};
 use crate::shared::Shared;
-use crate::shared::roster::Slot;
-use crate::shared::tallies::{Histogram, Lane};
+use crate::shared::roster::{OTHER, Slot};
+use crate::shared::settings::Reload;
+use crate::shared::tallies::{Lane, Observed};
 use crate::shared::vitals::{Health, State, Vitals};
 
 /// Media type of the text.
@@ -72,17 +73,37 @@ impl Source {
             Metric::BuildInfo => family.gauge(&[env!("CARGO_PKG_VERSION")], 1),
             Metric::Requests => self.requests(family),
             Metric::Faults => self.faults(family),
-            Metric::FirstByte => family.histogram(self.lanes().iter().map(|l| &l.first_byte)),
-            Metric::RequestSeconds => family.histogram(self.lanes().iter().map(|l| &l.total)),
-            Metric::QueueSeconds => family.histogram(self.lanes().iter().map(|l| &l.queued)),
+            Metric::FirstByte => self.times(family, Time::FirstByte),
+            Metric::FirstToken => self.times(family, Time::FirstToken),
+            Metric::EventGap => self.times(family, Time::Gap),
+            Metric::RequestSeconds => self.times(family, Time::Total),
+            Metric::QueueSeconds => self.times(family, Time::Queue),
+            Metric::ModelRequests => self.model_requests(family),
+            Metric::ModelFirstByte => self.model_times(family, Time::FirstByte),
+            Metric::ModelFirstToken => self.model_times(family, Time::FirstToken),
+            Metric::ModelEventGap => self.model_times(family, Time::Gap),
+            Metric::ModelSeconds => self.model_times(family, Time::Total),
+            Metric::ModelQueue => self.model_times(family, Time::Queue),
             Metric::QueueLength => family.gauge(&[], self.shared.admission.waiting().into()),
+            Metric::BodyMemory => family.gauge(&[], self.shared.memory.claimed() as i64),
             Metric::PermitsInUse => family.gauge(&[], self.shared.admission.in_use().into()),
-            Metric::WorkerInFlight | Metric::WorkerSelected | Metric::WorkerUp => self.workers(metric, family),
+            Metric::WorkerInFlight
+            | Metric::WorkerSelected
+            | Metric::WorkerFailures
+            | Metric::WorkerWaits
+            | Metric::WorkerUp => self.workers(metric, family),
             Metric::WorkerResponses => self.responses(family),
             Metric::WorkerFlips => self.came_to(family, &Health::ALL.map(|to| (to.name(), to)), Vitals::flips),
             Metric::BreakerState => self.workers(metric, family),
             Metric::BreakerMoves => self.came_to(family, &State::ALL.map(|to| (to.name(), to)), Vitals::moves),
             Metric::Workers => self.states(family),
+            Metric::MatchRatio => {
+                family.histogram(&[], Scale::Share, self.lanes().iter().map(|lane| lane.matched.read()).sum())
+            }
+            Metric::Reloads => Reload::ALL
+                .iter()
+                .try_for_each(|result| family.counter(&[result.name()], self.shared.settings.reloads(*result))),
+            Metric::ConfigGeneration => family.gauge(&[], self.shared.settings.generation() as i64),
             Metric::PrefixBytes => family.gauge(&[], self.shared.prefix.counts().bytes as i64),
             Metric::PrefixNodes => family.gauge(&[], self.shared.prefix.counts().nodes as i64),
             Metric::PrefixOwners => family.gauge(&[], self.shared.prefix.counts().owners as i64),
@@ -92,8 +113,15 @@ impl Source {
                 family.gauge(&["used"], self.sum(|lane| lane.pipes_used.get()) as i64)?;
                 family.gauge(&["resting"], self.sum(|lane| lane.pipes_resting.get()) as i64)
             }
-            Metric::LaneConnections => (0..self.lanes().len())
-                .try_for_each(|lane| family.gauge(&[&lane.to_string()], self.shared.handover.connections(lane).into())),
+            Metric::PoolIdle => family.gauge(&[], self.sum(|lane| lane.pool_idle.get()) as i64),
+            Metric::LaneConnections | Metric::LaneCpu | Metric::LaneTasks | Metric::RingBatch => {
+                (0..self.lanes().len()).try_for_each(|lane| self.lane(metric, lane, family))
+            }
+            Metric::AccessLines => {
+                let (written, failed) = self.shared.access.lines();
+                family.counter(&["written"], written)?;
+                family.counter(&["failed"], failed)
+            }
         }
     }
 
@@ -105,13 +133,55 @@ impl Source {
         self.lanes().iter().map(of).fold(0, u64::wrapping_add)
     }
 
+    fn lane(&self, metric: Metric, at: usize, family: &mut Family) -> fmt::Result {
+        let (lane, label) = (&self.lanes()[at], &*at.to_string());
+        match metric {
+            Metric::LaneCpu => family.seconds(&[label], lane.cpu_us.get()),
+            Metric::LaneTasks => family.gauge(&[label], lane.tasks.get() as i64),
+            Metric::RingBatch => family.histogram(&[label], Scale::Batch, lane.batches.read()),
+            _ => family.gauge(&[label], self.shared.handover.connections(at).into()),
+        }
+    }
+
+    /// A histogram of every route that has one.
+    fn times(&self, family: &mut Family, time: Time) -> fmt::Result {
+        (0..=ROUTES.len()).try_for_each(|route| {
+            let all: Observed = self.lanes().iter().map(|lane| lane.times(route, time)).sum();
+            family.histogram_if_any(path(route), all)
+        })
+    }
+
+    /// Models that are counted by name, and their places; the others last.
+    fn models(&self) -> Vec<(Box<str>, usize)> {
+        let snapshot = self.shared.roster.snapshot();
+        let named = snapshot.labels().iter().map(|known| (known.model.clone(), usize::from(known.label.place)));
+        named.chain([(OTHER.into(), 0)]).collect()
+    }
+
+    fn model_times(&self, family: &mut Family, time: Time) -> fmt::Result {
+        let models = self.models();
+        models.iter().try_for_each(|(model, place)| {
+            family.histogram_if_any(model, self.bases.model_times(self.shared, *place, time))
+        })
+    }
+
+    fn model_requests(&self, family: &mut Family) -> fmt::Result {
+        for (model, place) in self.models() {
+            for (status, n) in WORKER_STATUSES.iter().zip(self.bases.model_requests(self.shared, place)) {
+                if n > 0 {
+                    family.counter(&[&model, status], n)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn requests(&self, family: &mut Family) -> fmt::Result {
         for route in 0..=ROUTES.len() {
-            let path = ROUTES.get(route).map_or("other", |r| r.path);
             for (i, status) in STATUSES.iter().enumerate() {
                 let n = self.sum(|lane| lane.requests(route, i));
                 if n > 0 {
-                    family.counter(&[path, &status_label(*status)], n)?;
+                    family.counter(&[path(route), &status_label(*status)], n)?;
                 }
             }
         }
@@ -128,6 +198,8 @@ impl Source {
             match metric {
                 Metric::WorkerInFlight => family.gauge(labels, self.shared.load.word(worker.slot).in_flight().into()),
                 Metric::WorkerSelected => family.counter(labels, self.bases.selected(self.shared, worker.slot)),
+                Metric::WorkerFailures => family.counter(labels, self.shared.vitals.failed(worker.slot)),
+                Metric::WorkerWaits => family.seconds(labels, self.bases.waited_us(self.shared, worker.slot)),
                 Metric::BreakerState => family.gauge(
                     labels,
                     match self.shared.vitals.vital(worker.slot).state() {
@@ -210,13 +282,19 @@ impl<'a, 'r> Family<'a, 'r> {
         let kind = match row.kind {
             Kind::Counter => MetricType::Counter,
             Kind::Gauge => MetricType::Gauge,
-            Kind::Histogram => MetricType::Histogram,
+            Kind::Histogram(_) => MetricType::Histogram,
         };
         Ok(Family { encoder: encoder.encode_descriptor(row.name, row.help, None, kind)?, labels: row.labels })
     }
 
     fn counter(&mut self, values: &[&str], n: u64) -> fmt::Result {
         self.sample(values, |encoder| encoder.encode_counter::<NoLabelSet, u64, f64>(&n, None))
+    }
+
+    /// A counter of seconds, of which microseconds are given.
+    fn seconds(&mut self, values: &[&str], us: u64) -> fmt::Result {
+        let seconds = us as f64 / 1e6;
+        self.sample(values, |encoder| encoder.encode_counter::<NoLabelSet, f64, f64>(&seconds, None))
     }
 
     fn gauge(&mut self, values: &[&str], n: i64) -> fmt::Result {
@@ -232,20 +310,23 @@ impl<'a, 'r> Family<'a, 'r> {
         }
     }
 
-    fn histogram<'h>(&mut self, lanes: impl Iterator<Item = &'h Histogram>) -> fmt::Result {
-        // The encoder takes `f64::MAX` for +Inf and makes the counts cumulative.
-        let bounds = LATENCY_BUCKETS.into_iter().chain([f64::MAX]);
-        let mut buckets: Vec<(f64, u64)> = bounds.map(|bound| (bound, 0)).collect();
-        let mut sum = 0.0;
-        for lane in lanes {
-            sum += lane.sum_seconds();
-            for (bucket, n) in buckets.iter_mut().zip(lane.counts()) {
-                bucket.1 += n;
-            }
-        }
-        let count = buckets.iter().map(|b| b.1).sum();
-        self.encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    /// A histogram of latencies with one label, if anything was observed.
+    fn histogram_if_any(&mut self, label: &str, all: Observed) -> fmt::Result {
+        if all.count() > 0 { self.histogram(&[label], Scale::Latency, all) } else { Ok(()) }
     }
+
+    fn histogram(&mut self, values: &[&str], scale: Scale, all: Observed) -> fmt::Result {
+        // The encoder takes `f64::MAX` for +Inf and makes the counts cumulative.
+        let bounds = scale.bounds().iter().map(|&bound| bound as f64 / scale.per_unit()).chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(all.counts().iter().copied()).collect();
+        let sum = all.sum() as f64 / scale.per_unit();
+        self.sample(values, |encoder| encoder.encode_histogram::<NoLabelSet>(sum, all.count(), &buckets, None))
+    }
+}
+
+/// A route as a label.
+fn path(route: usize) -> &'static str {
+    ROUTES.get(route).map_or("other", |route| route.path)
 }
 
 /// Names and values; the values are escaped here, the encoder writes them as they are.
@@ -257,7 +338,8 @@ impl EncodeLabelSet for Labels<'_> {
     }
 }
 
-fn escape(value: &str) -> String {
+/// A label's value as it stands in quotes.
+pub(super) fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 

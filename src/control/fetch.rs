@@ -1,4 +1,4 @@
-//! One GET to a worker, on a connection of its own.
+//! One question to a worker, on a connection of its own.
 //!
 //! Takes addresses and a path, gives status and body. Never takes longer than its limit, body included; never
 //! keeps more than [`MAX_ANSWER_BYTES`]; never leaves the connection behind.
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
-use hyper::Request;
 use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderValue, USER_AGENT};
+use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -67,7 +67,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Asks for `path` (prefix included), with the key as `Authorization: Bearer` when there is one.
+/// Gets `path` (prefix included), with the key as `Authorization: Bearer` when there is one.
 ///
 /// # Errors
 /// See [`Failure`]; a status of 400 or more is no failure here.
@@ -78,15 +78,32 @@ pub async fn get(
     api_key: Option<&str>,
     limit: Duration,
 ) -> Result<Reply, Failure> {
-    let request = request(authority, path, api_key).ok_or(Failure::Unaskable)?;
+    ask(Method::GET, addrs, authority, path, api_key, limit).await
+}
+
+/// The same with another method, and without a body.
+///
+/// # Errors
+/// See [`get`].
+pub async fn ask(
+    method: Method,
+    addrs: &[SocketAddr],
+    authority: &str,
+    path: &str,
+    api_key: Option<&str>,
+    limit: Duration,
+) -> Result<Reply, Failure> {
+    let request = request(method, authority, path, api_key).ok_or(Failure::Unaskable)?;
     match timeout(limit, exchange(addrs, request, limit)).await {
         Ok(result) => result,
         Err(_) => Err(Failure::Timeout(limit)),
     }
 }
 
-fn request(authority: &str, path: &str, api_key: Option<&str>) -> Option<Request<Empty<Bytes>>> {
-    let mut request = Request::get(path)
+fn request(method: Method, authority: &str, path: &str, api_key: Option<&str>) -> Option<Request<Empty<Bytes>>> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
         .header(HOST, authority)
         .header(USER_AGENT, AGENT)
         .header(CONNECTION, "close")

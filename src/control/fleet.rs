@@ -1,63 +1,121 @@
 //! The workers that the process knows: the only writer of the roster.
 //!
-//! Takes workers and news about them, gives lanes snapshots, seeds and health. Never publishes more than once
-//! for a batch of news; never lets a worker in before the snapshot that describes it is out; never gives a
+//! Takes workers, what is to become of them, and news about them; gives lanes snapshots, seeds and health. Never
+//! publishes more than once for a batch of news; never lets a worker in before the snapshot that describes it is out; never gives a
 //! slot's old count to its new tenant.
 
-use std::collections::BTreeMap;
+mod drain;
+mod list;
+mod update;
+
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::bootstrap::EngineIds;
-use super::resolve::Endpoint;
+use super::resolve::{Endpoint, same_addrs};
 use super::window::{Outcomes, Windows};
 use crate::config::{Backend, Role, WorkerSpec, Wrong};
-use crate::limits::MAX_WORKERS;
-use crate::metrics::{WORKER_STATUSES, worker_status_index};
+use crate::limits::{MAX_MODEL_LABELS, MAX_WORKERS};
+use crate::metrics::{TIMES, Time, WORKER_STATUSES, worker_status_index};
 use crate::shared::Shared;
 use crate::shared::readiness::{Standing, TeamStanding};
 use crate::shared::roster::{DpRank, Pairing, Slot, Slots, Snapshot, Team, Worker};
+use crate::shared::tallies::{HISTOGRAM_CELLS, Observed};
 use crate::shared::vitals::{Health, State, Vital, Vitals};
+pub use drain::After;
+use drain::Draining;
+pub use list::{Leaving, Listed, Rank};
+pub use update::Change;
 
 /// What each slot's counters said when its present tenant moved in: what the tenant's own counts start from.
 /// Read by scrapes, written at registration; atomics because the admin listener's handlers must be `Send`.
 #[derive(Clone, Debug)]
-pub struct Bases(Arc<[Base]>);
+pub struct Bases {
+    slots: Arc<[Base]>,
+    /// The same by place of a model's label.
+    models: Arc<[ModelBase]>,
+}
 
 #[derive(Debug, Default)]
 struct Base {
     selected: AtomicU64,
+    waited_us: AtomicU64,
     responses: [AtomicU64; WORKER_STATUSES.len()],
+}
+
+#[derive(Debug, Default)]
+struct ModelBase {
+    requests: [AtomicU64; WORKER_STATUSES.len()],
+    times: [[AtomicU64; HISTOGRAM_CELLS]; TIMES],
 }
 
 impl Bases {
     fn new() -> Self {
-        Bases((0..MAX_WORKERS).map(|_| Base::default()).collect())
+        Bases {
+            slots: (0..MAX_WORKERS).map(|_| Base::default()).collect(),
+            models: (0..=MAX_MODEL_LABELS).map(|_| ModelBase::default()).collect(),
+        }
     }
 
     /// Times the slot's present tenant was chosen, summed over all lanes.
     pub fn selected(&self, shared: &Shared, slot: Slot) -> u64 {
         // Relaxed: one thread writes and reads it.
-        selections(shared, slot).saturating_sub(self.0[slot as usize].selected.load(Ordering::Relaxed))
+        selections(shared, slot).saturating_sub(self.slots[slot as usize].selected.load(Ordering::Relaxed))
+    }
+
+    /// Microseconds that requests waited for first bytes of the slot's present tenant, summed over all lanes.
+    pub fn waited_us(&self, shared: &Shared, slot: Slot) -> u64 {
+        // Relaxed: see `selected`.
+        waits_us(shared, slot).saturating_sub(self.slots[slot as usize].waited_us.load(Ordering::Relaxed))
+    }
+
+    /// Requests of the model that has a label's place, by class of status, summed over all lanes.
+    pub fn model_requests(&self, shared: &Shared, place: usize) -> [u64; WORKER_STATUSES.len()] {
+        let (now, base) = (model_requests(shared, place), &self.models[place].requests);
+        // Relaxed: see `selected`.
+        std::array::from_fn(|class| now[class].saturating_sub(base[class].load(Ordering::Relaxed)))
+    }
+
+    /// What they took, summed over all lanes.
+    pub fn model_times(&self, shared: &Shared, place: usize, time: Time) -> Observed {
+        let base = &self.models[place].times[time as usize];
+        // Relaxed: see `selected`.
+        model_times(shared, place, time).since(&base.each_ref().map(|cell| cell.load(Ordering::Relaxed)))
+    }
+
+    /// A model moves in at a label's place.
+    fn begin_model(&self, shared: &Shared, place: usize) {
+        let base = &self.models[place];
+        // Relaxed: see `selected`.
+        for (cell, n) in base.requests.iter().zip(model_requests(shared, place)) {
+            cell.store(n, Ordering::Relaxed);
+        }
+        for (cells, time) in base.times.iter().zip(Time::ALL) {
+            for (cell, n) in cells.iter().zip(model_times(shared, place, time).cells()) {
+                cell.store(*n, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Answers of the slot's present tenant by class of status, summed over all lanes.
     pub fn responses(&self, shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
-        let (now, base) = (responses(shared, slot), &self.0[slot as usize].responses);
+        let (now, base) = (responses(shared, slot), &self.slots[slot as usize].responses);
         // Relaxed: one thread writes and reads it.
         std::array::from_fn(|class| now[class].saturating_sub(base[class].load(Ordering::Relaxed)))
     }
 
     /// A new tenant moves in.
     fn begin(&self, shared: &Shared, slot: Slot) {
-        let base = &self.0[slot as usize];
+        let base = &self.slots[slot as usize];
         // Relaxed: see `selected`.
         base.selected.store(selections(shared, slot), Ordering::Relaxed);
+        base.waited_us.store(waits_us(shared, slot), Ordering::Relaxed);
         for (cell, n) in base.responses.iter().zip(responses(shared, slot)) {
             cell.store(n, Ordering::Relaxed);
         }
@@ -66,6 +124,21 @@ impl Bases {
 
 fn selections(shared: &Shared, slot: Slot) -> u64 {
     shared.tallies.lanes().iter().map(|lane| lane.selections(slot)).sum()
+}
+
+fn waits_us(shared: &Shared, slot: Slot) -> u64 {
+    shared.tallies.lanes().iter().map(|lane| lane.waits_us(slot)).sum()
+}
+
+fn model_requests(shared: &Shared, place: usize) -> [u64; WORKER_STATUSES.len()] {
+    shared.tallies.lanes().iter().fold([0; WORKER_STATUSES.len()], |sum, lane| {
+        let of_lane = lane.model_requests(place);
+        std::array::from_fn(|class| sum[class] + of_lane[class])
+    })
+}
+
+fn model_times(shared: &Shared, place: usize, time: Time) -> Observed {
+    shared.tallies.lanes().iter().map(|lane| lane.model_times(place, time)).sum()
 }
 
 fn responses(shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
@@ -77,30 +150,11 @@ fn responses(shared: &Shared, slot: Slot) -> [u64; WORKER_STATUSES.len()] {
 
 /// What operators are told of a worker beyond its health.
 #[derive(Clone, Debug, Default)]
-pub struct Note {
+struct Note {
     /// Why its health is what it is: what made it flip, or why it did not; `None` before anything is known.
-    pub reason: Option<Box<str>>,
+    reason: Option<Box<str>>,
     /// When its newest probe ended.
-    pub probed: Option<Instant>,
-}
-
-/// Notes by slot: written by the fleet, read by the admin listener.
-#[derive(Clone, Debug, Default)]
-pub struct Notes(Arc<Mutex<Vec<Note>>>);
-
-impl Notes {
-    /// The note of a slot's present tenant.
-    pub fn of(&self, slot: Slot) -> Note {
-        self.change(slot, |note| note.clone())
-    }
-
-    fn change<T>(&self, slot: Slot, change: impl FnOnce(&mut Note) -> T) -> T {
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if notes.len() <= slot as usize {
-            notes.resize_with(slot as usize + 1, Note::default);
-        }
-        change(&mut notes[slot as usize])
-    }
+    probed: Option<Instant>,
 }
 
 /// Requests that were answered well by the slot's workers, all tenants together.
@@ -114,6 +168,12 @@ pub fn successes(shared: &Shared, slot: Slot) -> u64 {
 pub struct Id {
     pub slot: Slot,
     pub era: u32,
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.slot, self.era)
+    }
 }
 
 /// What a worker's task found out.
@@ -146,14 +206,46 @@ pub enum Refusal {
     Known,
     /// No free slot; some may become free when their last requests have ended.
     Full,
+    /// The same URL is known in another role.
+    OtherRole(Role),
+    /// Its settings do not go together.
+    Wrong(Wrong),
+    /// This setting of a worker cannot be changed while it is known.
+    Fixed(&'static str),
+    /// There is no such worker, or not any more.
+    Unknown,
 }
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refusal::BadUrl(why) => write!(f, "{why}"),
+            Refusal::BadUrl(why) | Refusal::Wrong(why) => write!(f, "{why}"),
+            Refusal::OtherRole(role) => {
+                write!(f, "the worker is known, or drains still, as {}: one address has one role", role.name())
+            }
             Refusal::Known => f.write_str("the worker is already known"),
             Refusal::Full => write!(f, "no slot is free ({MAX_WORKERS} in all)"),
+            Refusal::Fixed(what) => write!(f, "{what} of a worker cannot be changed: remove it and add it anew"),
+            Refusal::Unknown => f.write_str("there is no such worker"),
+        }
+    }
+}
+
+/// Who has given a worker, and takes it away again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The configuration.
+    Config,
+    /// The admin listener.
+    Admin,
+}
+
+impl Source {
+    /// Lower-case name, as in the admin API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Config => "config",
+            Source::Admin => "admin",
         }
     }
 }
@@ -164,6 +256,7 @@ const FORGET_PARTS: usize = 64;
 /// A configured worker: one member of the roster, or one for each of its data-parallel ranks.
 struct Engine {
     spec: WorkerSpec,
+    source: Source,
     /// In rank order.
     members: Vec<Arc<Worker>>,
     /// Number of ranks; `None` while it is being asked for.
@@ -175,6 +268,7 @@ struct Engine {
     /// Slots of the members, for the worker's task.
     slots: watch::Sender<Box<[Slot]>>,
     task: Option<AbortHandle>,
+    draining: Option<Draining>,
 }
 
 impl Engine {
@@ -205,8 +299,13 @@ pub struct Fleet {
     /// Engines are asked for their data-parallel size where it is not configured.
     dp_aware: bool,
     bases: Bases,
-    notes: Notes,
+    /// By slot.
+    notes: Box<[Note]>,
     engines: BTreeMap<Id, Engine>,
+    /// Workers by URL and role.
+    names: HashMap<(String, Role), Id>,
+    /// Those that drain.
+    drains: Vec<Id>,
     slots: Slots,
     /// The roster no longer says what `engines` says.
     stale: bool,
@@ -229,8 +328,10 @@ impl Fleet {
             shared,
             dp_aware: false,
             bases: Bases::new(),
-            notes: Notes::default(),
+            notes: vec![Note::default(); MAX_WORKERS].into(),
             engines: BTreeMap::new(),
+            names: HashMap::new(),
+            drains: Vec::new(),
             slots: Slots::new(),
             stale: false,
             judged: Vec::new(),
@@ -252,18 +353,22 @@ impl Fleet {
         self.bases.clone()
     }
 
-    /// What is noted of the workers, for whoever lists them.
-    pub fn notes(&self) -> Notes {
-        self.notes.clone()
+    /// Takes a worker of the configuration in, see [`register_from`](Self::register_from).
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn register(&mut self, spec: &WorkerSpec) -> Result<Id, Refusal> {
+        self.register_from(Source::Config, spec)
     }
 
     /// Takes a worker in, pending and without addresses; lanes learn of it with the next [`settle`](Self::settle).
     ///
     /// # Errors
     /// See [`Refusal`].
-    pub fn register(&mut self, spec: &WorkerSpec) -> Result<Id, Refusal> {
+    pub fn register_from(&mut self, source: Source, spec: &WorkerSpec) -> Result<Id, Refusal> {
         let endpoint = Endpoint::parse(&spec.url).map_err(Refusal::BadUrl)?;
-        if self.engines.values().any(|e| e.spec.url == spec.url && e.spec.role == spec.role) {
+        let name = (spec.url.clone(), spec.role);
+        if self.names.contains_key(&name) {
             return Err(Refusal::Known);
         }
         let size = spec.dp_size.or((!self.dp_aware).then_some(1));
@@ -293,14 +398,17 @@ impl Fleet {
         let engine = Engine {
             slots: watch::Sender::new(members.iter().map(|m| m.slot).collect()),
             spec: spec.clone(),
+            source,
             members,
             size,
             engine_ids: EngineIds::default(),
             probed: false,
             verdict: None,
             task: None,
+            draining: None,
         };
         self.engines.insert(id, engine);
+        self.names.insert(name, id);
         self.stale = true;
         Ok(id)
     }
@@ -322,7 +430,7 @@ impl Fleet {
             self.bases.begin(self.shared, slot);
             self.windows.restart(slot, outcomes(self.shared, slot));
             self.told[slot as usize] = State::Closed;
-            self.notes.change(slot, |note| *note = Note::default());
+            self.notes[slot as usize] = Note::default();
         }
         Some(taken)
     }
@@ -342,18 +450,49 @@ impl Fleet {
         self.engines.get(&id).map(|engine| engine.slots.subscribe())
     }
 
-    /// Ties a worker's task to its membership: it ends when the worker is removed.
+    /// Ties a worker's task to its membership: it ends when the worker is removed, or gets another task.
     pub fn assign(&mut self, id: Id, task: AbortHandle) {
-        match self.engines.get_mut(&id) {
-            Some(engine) => engine.task = Some(task),
-            None => task.abort(),
+        let old = match self.engines.get_mut(&id) {
+            Some(engine) => engine.task.replace(task),
+            None => Some(task),
+        };
+        if let Some(old) = old {
+            old.abort();
         }
     }
 
-    /// Removes a worker with all its ranks and ends its task; requests that it has are finished by whoever holds their
-    /// guards.
+    /// What a worker was registered as, with what was changed since.
+    pub fn spec(&self, id: Id) -> Option<&WorkerSpec> {
+        self.engines.get(&id).map(|engine| &engine.spec)
+    }
+
+    /// What its probes have come to so far.
+    pub fn verdict(&self, id: Id) -> Health {
+        let verdict = self.engines.get(&id).and_then(|engine| engine.verdict.as_ref());
+        verdict.map_or(Health::Pending, |(health, _)| *health)
+    }
+
+    /// Workers, those that drain among them.
+    pub fn len(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.engines.is_empty()
+    }
+
+    /// The worker of a URL, in its canonical spelling, and a role.
+    pub fn named(&self, url: &str, role: Role) -> Option<Id> {
+        self.names.get(&(url.to_owned(), role)).copied()
+    }
+
+    /// Removes a worker with all its ranks at once and ends its task; requests that it has are finished by whoever holds
+    /// their guards. Whether there was one.
     pub fn remove(&mut self, id: Id) -> bool {
         let Some(engine) = self.engines.remove(&id) else { return false };
+        self.names.remove(&(engine.spec.url.clone(), engine.spec.role));
+        self.drains.retain(|known| *known != id);
         if let Some(task) = engine.task {
             task.abort();
         }
@@ -372,7 +511,7 @@ impl Fleet {
             News::Probed => {
                 engine.probed = true;
                 for member in &engine.members {
-                    self.notes.change(member.slot, |note| note.probed = Some(Instant::now()));
+                    self.notes[member.slot as usize].probed = Some(Instant::now());
                 }
             }
             News::Health(health, reason) => {
@@ -386,11 +525,12 @@ impl Fleet {
                 }
             }
             News::Waits(why) => {
-                for member in engine.members.iter().filter(|member| shared.vitals.health(member.slot) != Health::Ready)
-                {
-                    self.notes.change(member.slot, |note| note.reason = Some(why.as_str().into()));
+                let waits = |slot| !matches!(shared.vitals.health(slot), Health::Ready | Health::Draining);
+                for member in engine.members.iter().filter(|member| waits(member.slot)) {
+                    self.notes[member.slot as usize].reason = Some(why.as_str().into());
                 }
             }
+            News::Addrs(addrs) if same_addrs(&first.addrs, &addrs) => {}
             News::Addrs(addrs) => {
                 engine.change(|worker| worker.addrs = addrs.clone());
                 self.stale = true;
@@ -437,6 +577,9 @@ impl Fleet {
         for member in &mut engine.members {
             let member = Arc::make_mut(member);
             member.pairing.engine_id = id_of(&engine.engine_ids, member.pairing.dp);
+            if engine.draining.is_some() {
+                self.shared.vitals.set_health(member.slot, Health::Draining);
+            }
         }
         engine.slots.send_replace(engine.members.iter().map(|m| m.slot).collect());
         match was {
@@ -462,12 +605,14 @@ impl Fleet {
     pub fn settle(&mut self) {
         if std::mem::take(&mut self.stale) {
             let workers = self.workers().cloned().collect();
-            let generation = self.shared.roster.publish(workers);
+            let begin = |place| self.bases.begin_model(self.shared, usize::from(place));
+            let generation = self.shared.roster.publish_with(workers, begin);
             super::prefix::release(self.shared, &self.shared.roster.snapshot());
             self.shared.keep_half();
             for slot in std::mem::take(&mut self.leavers) {
                 self.slots.retire(slot, generation);
             }
+            self.drains_published(generation);
             for lane in 0..self.shared.tallies.lanes().len() {
                 self.shared.handover.ring(lane);
             }
@@ -476,6 +621,28 @@ impl Fleet {
             self.carry_out(id);
         }
         self.recount();
+    }
+
+    /// The roster is to be published although nothing of it has changed.
+    pub fn publish_anew(&mut self) {
+        self.stale = true;
+    }
+
+    /// Ids of all workers.
+    pub fn ids(&self) -> Vec<Id> {
+        self.engines.keys().copied().collect()
+    }
+
+    /// The breakers have other rules: windows begin anew, and where no breaker may open any more, none stays open.
+    pub fn judge_breakers_anew(&mut self) {
+        let rules = self.shared.vitals.rules();
+        self.windows = Windows::new(rules.window_s);
+        for slot in self.engines.values().flat_map(|engine| &engine.members).map(|member| member.slot) {
+            self.windows.restart(slot, outcomes(self.shared, slot));
+        }
+        if !rules.on {
+            self.shared.close_breakers();
+        }
     }
 
     /// Says that the start has waited long enough for first probes.
@@ -562,43 +729,49 @@ impl Fleet {
     }
 
     /// Brings the members' health in line with the worker's newest verdict, unless something has to be learnt first.
-    fn carry_out(&self, id: Id) {
+    fn carry_out(&mut self, id: Id) {
         let Some(engine) = self.engines.get(&id) else { return };
         let Some((health, reason)) = &engine.verdict else { return };
+        // Draining is somebody's decision; probes do not overrule it.
+        if engine.draining.is_some() {
+            return;
+        }
         if let Some(lack) = engine.lacks().filter(|_| *health == Health::Ready) {
             tracing::debug!(worker = %engine.spec.url, reason = lack, "worker is not let in yet");
             for member in &engine.members {
-                self.notes.change(member.slot, |note| note.reason = Some(lack.into()));
+                self.notes[member.slot as usize].reason = Some(lack.into());
             }
             return;
         }
         for member in &engine.members {
-            self.flip(member, *health, reason);
+            if flip(self.shared, member, *health, reason) {
+                self.notes[member.slot as usize].reason = Some(reason.as_str().into());
+            }
         }
     }
+}
 
-    fn flip(&self, worker: &Worker, health: Health, reason: &str) {
-        let old = self.shared.vitals.health(worker.slot);
-        // Draining is somebody's decision; probes do not overrule it.
-        if old == health || old == Health::Draining {
-            return;
-        }
-        if health == Health::Ready {
-            self.shared.roster.snapshot().welcome(worker, &self.shared.load, &self.shared.vitals);
-        }
-        self.shared.vitals.set_health(worker.slot, health);
-        self.notes.change(worker.slot, |note| note.reason = Some(reason.into()));
-        match health {
-            Health::Unhealthy => tracing::warn!(
-                worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
-                "worker is out"
-            ),
-            _ => tracing::info!(
-                worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
-                models = worker.models.join(", "), "worker is in"
-            ),
-        }
+/// Sets a worker's health; whether that changed it.
+fn flip(shared: &Shared, worker: &Worker, health: Health, reason: &str) -> bool {
+    let old = shared.vitals.health(worker.slot);
+    if old == health || old == Health::Draining {
+        return false;
     }
+    if health == Health::Ready {
+        shared.roster.snapshot().welcome(worker, &shared.load, &shared.vitals);
+    }
+    shared.vitals.set_health(worker.slot, health);
+    match health {
+        Health::Unhealthy => tracing::warn!(
+            worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
+            "worker is out"
+        ),
+        _ => tracing::info!(
+            worker = %worker.url, role = worker.role.name(), from = old.name(), to = health.name(), reason,
+            models = worker.models.join(", "), "worker is in"
+        ),
+    }
+    true
 }
 
 /// How the requests of a slot's workers ended, all tenants' successes and the present one's failures.

@@ -30,6 +30,11 @@ impl Streak {
         Streak { health: Health::Pending, against: 0, failures: failures.max(1), successes: successes.max(1) }
     }
 
+    /// A worker of which earlier probes came to `health`.
+    pub fn from(self, health: Health) -> Self {
+        Streak { health, ..self }
+    }
+
     /// What the outcomes so far come to.
     pub fn health(&self) -> Health {
         self.health
@@ -68,7 +73,7 @@ pub(super) async fn keep_probing(tended: &Tended) {
         tended.tell(News::Health(Health::Ready, "health checks are off".into()));
         return;
     }
-    let mut streak = Streak::new(config.health_failures, config.health_successes);
+    let mut streak = Streak::new(tended.thresholds.0, tended.thresholds.1).from(tended.verdict);
     let mut complained: Option<Instant> = None;
     let mut successes = tended.successes();
     loop {
@@ -147,7 +152,7 @@ async fn probe(tended: &Tended) -> Result<(), Miss> {
 }
 
 fn pause(tended: &Tended, health: Health) -> Duration {
-    let interval = tended.config.health_interval;
+    let interval = tended.health_interval;
     let base = match health {
         Health::Pending => return tended.pace.eager,
         Health::Unhealthy => interval.min(tended.pace.unhealthy_probe),
@@ -176,6 +181,8 @@ mod tests {
         assert_eq!(run("+---+-+-++"), [(0, Ready), (3, Unhealthy), (9, Ready)]);
         assert_eq!(run("+---++---"), [(0, Ready), (3, Unhealthy), (5, Ready), (8, Unhealthy)]);
         assert_eq!(Streak::new(0, 0).health(), Pending);
+        let mut known = Streak::new(1, 1).from(Ready);
+        assert_eq!((known.judge(true), known.judge(false)), (None, Some(Unhealthy)));
     }
 
     #[test]

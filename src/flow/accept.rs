@@ -34,8 +34,6 @@ pub struct Door {
     pub flow: Rc<Flow<RingWire>>,
     pub pulse: Rc<Pulse>,
     pub queue: TaskQueueHandle,
-    /// Connections that a lane may have.
-    pub most: u32,
     /// Connections that are being turned away at the moment.
     pub turning: Rc<Cell<u32>>,
 }
@@ -78,8 +76,9 @@ impl Door {
         let desks = &lane.shared.handover;
         let emptiest = desks.emptiest();
         let newcomer = Newcomer { socket, peer };
-        if desks.connections(emptiest) >= self.most {
-            return self.turn_away(newcomer);
+        let most = lane.config().max_connections_per_lane;
+        if desks.connections(emptiest) >= most {
+            return self.turn_away(newcomer, most);
         }
         if desks.connections(lane.index) >= desks.connections(emptiest) + AHEAD {
             desks.joined(emptiest);
@@ -95,10 +94,10 @@ impl Door {
     }
 
     /// Says no to a connection for which there is no room, where there is room for that.
-    fn turn_away(&self, newcomer: Newcomer) {
+    fn turn_away(&self, newcomer: Newcomer, most: u32) {
         let lane = &self.flow.lane;
         lane.count(Tally::TurnedAway, 1);
-        if self.turning.get() >= (self.most / TURNING_SHARE).clamp(*TURNING.start(), *TURNING.end()) {
+        if self.turning.get() >= (most / TURNING_SHARE).clamp(*TURNING.start(), *TURNING.end()) {
             return;
         }
         let turning = Turning::new(&self.turning);

@@ -10,6 +10,7 @@ use crate::fault::{Fault, What};
 use crate::flow::passage::{Client, Request};
 use crate::lane::Lane;
 use crate::lane::wire::Wire;
+use crate::metrics::Time;
 use crate::shared::admission::{Lined, Permit, Ticket};
 
 /// Gives the request its permit, at once or after its time in the queue.
@@ -17,7 +18,7 @@ use crate::shared::admission::{Lined, Permit, Ticket};
 /// # Errors
 /// [`What::QueueFull`], [`What::QueueTimeout`], or that nobody is there to be served any more.
 pub async fn admit<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Request) -> Result<(), Fault> {
-    if lane.config.max_concurrent_requests == 0 {
+    if request.config.max_concurrent_requests == 0 {
         return Ok(());
     }
     let permit = match Permit::take(lane.shared) {
@@ -36,11 +37,11 @@ async fn line_up<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Re
         Lined::Full => return Err(What::QueueFull.into()),
         Lined::Waits(ticket) => ticket,
     };
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
-    client.timer.set(deadline.min(since + lane.config.queue_timeout.as_micros() as u64));
+    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+    client.timer.set(deadline.min(since + request.config.queue_timeout.as_micros() as u64));
     let ended = poll_fn(|cx| {
         seat.watch(cx);
-        if client.has_left(lane, cx) {
+        if client.has_left(cx) {
             return Poll::Ready(Err(What::ClientGone));
         }
         if let Some(permit) = ticket.claim() {
@@ -52,6 +53,8 @@ async fn line_up<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Re
         client.timer.poll_due(cx).map(|()| Err(What::QueueTimeout))
     })
     .await;
-    lane.tallies().queued.observe_us(lane.wire.now_us().saturating_sub(since));
+    let queued_us = lane.wire.now_us().saturating_sub(since);
+    request.queued_us.set(queued_us);
+    request.took(lane, Time::Queue, queued_us);
     ended.map_err(Fault::from)
 }

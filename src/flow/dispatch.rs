@@ -74,7 +74,7 @@ pub async fn dispatch<W: Wire>(
             Err(Broken::Silent { at_once: true }) if was_kept && leg.reuse == Reuse::Fail => {
                 return Err(What::StaleConnection.into());
             }
-            Err(Broken::Silent { at_once: true }) if was_kept && attempts.get() < lane.config.max_attempts => {
+            Err(Broken::Silent { at_once: true }) if was_kept && attempts.get() < leg.config.max_attempts => {
                 attempts.set(attempts.get() + 1);
                 lane.count(Tally::Replays, 1);
                 may_reuse = false;
@@ -86,7 +86,7 @@ pub async fn dispatch<W: Wire>(
 
 /// Whether what is waited for has lost its point.
 fn pointless<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, cx: &mut Context<'_>) -> Option<What> {
-    if client.is_some_and(|client| client.has_left(lane, cx)) {
+    if client.is_some_and(|client| client.has_left(cx)) {
         return Some(What::ClientGone);
     }
     lane.is_ending().then_some(What::ShuttingDown)
@@ -95,7 +95,7 @@ fn pointless<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, cx: &mut
 async fn connect<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,
-    Leg { slot, era, timer, deadline_us, .. }: Leg<'_>,
+    Leg { config, slot, era, timer, deadline_us, .. }: Leg<'_>,
 ) -> Result<W::Conn, Fault> {
     let mut nth = 0;
     loop {
@@ -103,7 +103,7 @@ async fn connect<W: Wire>(
         let Some(to) = to else { return Err(What::ConnectFailed.into()) };
         nth += 1;
         lane.count(Tally::Connects, 1);
-        timer.set(deadline_us.min(lane.wire.now_us() + lane.config.connect_timeout.as_micros() as u64));
+        timer.set(deadline_us.min(lane.wire.now_us() + config.connect_timeout.as_micros() as u64));
         let mut connecting = std::pin::pin!(lane.wire.connect(to));
         let connected = poll_fn(|cx| {
             if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
@@ -176,7 +176,7 @@ pub fn parcel<W: Wire>(
         prefix: &worker.prefix,
         client: client.peer.ip(),
         authorization: worker.api_key.as_deref(),
-        own_keys: !lane.config.api_keys.is_empty(),
+        own_keys: !request.config.api_keys.is_empty(),
         request_id: &request.id,
         length: match request.head.body {
             BodyLength::None => BodyLength::None,
@@ -220,6 +220,11 @@ impl Patch<'_> {
         let goes = |mark: &&Mark| self.bare || mark.field == Marked::Private;
         request.inspector.marks().iter().filter(goes).map(|mark| mark.span)
     }
+}
+
+/// Whether a leg's body is a copy of the client's, cut; `bare` as in [`Patch`].
+pub fn is_cut(request: &Request, bare: bool) -> bool {
+    Patch { bare, add: b"", names_rank: false }.cuts(request).next().is_some()
 }
 
 /// The request's way out, piece by piece.
@@ -273,7 +278,7 @@ async fn exchange<W: Wire>(
     parcel: &mut Parcel,
 ) -> Result<(Chunk, usize), Broken> {
     head.reset();
-    if lane.config.relay == Relay::Splice {
+    if leg.config.relay == Relay::Splice {
         conn.set_lazy(true);
     }
     conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
@@ -281,7 +286,7 @@ async fn exchange<W: Wire>(
     let mut sending = Sending { rest: &mut parcel.rest, failed: false, last_us: lane.wire.now_us() };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
-    let limits = HeadLimits { bytes: lane.config.max_head_bytes, fields: lane.config.max_headers };
+    let limits = HeadLimits { bytes: leg.config.max_head_bytes, fields: leg.config.max_headers };
     let mut gathered: Option<Vec<u8>> = None;
     let mut interim = 0;
     loop {
@@ -337,6 +342,7 @@ async fn exchange<W: Wire>(
                     }
                 }
                 Parsed::Complete(head_len) => {
+                    lane.tallies().waited(leg.slot, lane.wire.now_us().saturating_sub(sending.last_us));
                     // It answered before the body was on its way: what it is sent next, it would take for that.
                     head.keep_alive &= sending.all_started() && !sending.failed;
                     return Ok((chunk, head_len));

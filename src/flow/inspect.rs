@@ -118,11 +118,11 @@ impl Ask {
 }
 
 /// The kind of body at hand.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Unread,
     Json,
-    Multipart,
+    /// Boxed: few requests have one, and every one would have the room for it.
+    Multipart(Box<Multipart>),
 }
 
 /// Reads one body after another; reusable, so that a connection allocates none per request.
@@ -132,7 +132,6 @@ pub struct Inspector {
     form: Form,
     scanner: Scanner,
     fields: Fields,
-    multipart: Multipart,
     keys: keys::Keys,
 }
 
@@ -145,13 +144,7 @@ impl Default for Inspector {
 impl Inspector {
     /// An inspector that reads nothing until [`Inspector::begin`].
     pub fn new() -> Self {
-        Inspector {
-            form: Form::Unread,
-            scanner: Scanner::new(),
-            fields: Fields::new(),
-            multipart: Multipart::new(),
-            keys: keys::Keys::new(),
-        }
+        Inspector { form: Form::Unread, scanner: Scanner::new(), fields: Fields::new(), keys: keys::Keys::new() }
     }
 
     /// Prepares for a body of the given kind. `content_type` matters for multipart only.
@@ -165,8 +158,9 @@ impl Inspector {
                 Form::Json
             }
             routes::Body::Multipart => {
-                self.multipart.begin(content_type);
-                Form::Multipart
+                let mut multipart = Box::new(Multipart::new());
+                multipart.begin(content_type);
+                Form::Multipart(multipart)
             }
         };
     }
@@ -185,18 +179,18 @@ impl Inspector {
     /// Members that some leg must not carry, in the order of the body, duplicates too; good after
     /// [`Inspector::finish`]. Empty for bodies other than JSON.
     pub fn marks(&self) -> &[Mark] {
-        if self.form == Form::Json { self.fields.marks() } else { &[] }
+        if matches!(self.form, Form::Json) { self.fields.marks() } else { &[] }
     }
 
     /// The body's object, from brace to brace; good after [`Inspector::finish`]. Empty for bodies other than JSON.
     pub fn object(&self) -> Span {
-        if self.form == Form::Json { self.scanner.object() } else { Span::default() }
+        if matches!(self.form, Form::Json) { self.scanner.object() } else { Span::default() }
     }
 
     /// Goes on with the key of the whole body, after [`Inspector::finish`]; whether it is done. When the body was
     /// fed in pieces of at most [`TURN_BYTES`], the first call is the last one, but for prompts that displace others.
     pub fn hash(&mut self, ask: &Ask, body: &[u8]) -> bool {
-        if !self.keys.is_wanted() || self.form != Form::Json {
+        if !self.keys.is_wanted() || !matches!(self.form, Form::Json) {
             return true;
         }
         match self.fields.source(body, body.len()) {
@@ -213,7 +207,7 @@ impl Inspector {
     /// [`What::BadJson`] and [`What::BadMultipart`], with the offset. How the body was cut into pieces
     /// changes neither the answer nor the fault.
     pub fn feed(&mut self, body: &[u8]) -> Result<(), Fault> {
-        match self.form {
+        match &mut self.form {
             Form::Unread => Ok(()),
             Form::Json => {
                 self.scanner.feed(body, &mut self.fields)?;
@@ -224,7 +218,7 @@ impl Inspector {
                 }
                 Ok(())
             }
-            Form::Multipart => self.multipart.feed(body),
+            Form::Multipart(multipart) => multipart.feed(body),
         }
     }
 
@@ -234,17 +228,17 @@ impl Inspector {
     /// Those of [`Inspector::feed`]; [`What::BadField`] for a `model`, `stream` or `n` of the wrong type, or more than
     /// [`MAX_MARKS`](crate::limits::MAX_MARKS) members that some leg must not carry.
     pub fn finish(&mut self, body: &[u8]) -> Result<Ask, Fault> {
-        if self.form == Form::Json && body.is_empty() {
+        if matches!(self.form, Form::Json) && body.is_empty() {
             return Err(Fault::with(What::BadJson, "The body is empty."));
         }
         self.feed(body)?;
-        match self.form {
+        match &mut self.form {
             Form::Unread => Ok(Ask::default()),
             Form::Json => {
                 self.scanner.finish(body)?;
                 self.fields.ask(body)
             }
-            Form::Multipart => self.multipart.finish(body),
+            Form::Multipart(multipart) => multipart.finish(body),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Takes a request for one of the gateway's own routes, gives a whole answer. Never asks a worker: what is
 //! said of workers was learnt by the control thread.
 
+use crate::config::Config;
 use crate::config::routes::Answer;
 use crate::flow::passage::Request;
 use crate::http1::{self, Extra};
@@ -15,7 +16,7 @@ pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &
     let (status, body) = match by {
         Answer::Ready => lane.shared.readiness.json(lane.shared.drain.phase()),
         Answer::Models => (200, models(lane)),
-        Answer::ServerInfo => (200, server_info(lane)),
+        Answer::ServerInfo => (200, server_info(lane, &request.config)),
         _ => (200, r#"{"status":"ok"}"#.to_string()),
     };
     let extra = Extra {
@@ -44,7 +45,7 @@ fn models<W: Wire>(lane: &Lane<W>) -> String {
 }
 
 /// The harmless part of what usable workers say of themselves; an engine with ranks says it once.
-fn server_info<W: Wire>(lane: &Lane<W>) -> String {
+fn server_info<W: Wire>(lane: &Lane<W>, config: &Config) -> String {
     let snapshot = lane.shared.roster.snapshot();
     let workers: Vec<serde_json::Value> = snapshot
         .workers
@@ -54,7 +55,7 @@ fn server_info<W: Wire>(lane: &Lane<W>) -> String {
         .collect();
     serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "policy": lane.config.policy.name(),
+        "policy": config.policy.name(),
         "workers": workers,
     })
     .to_string()

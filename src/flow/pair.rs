@@ -12,10 +12,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use super::dispatch::patch::{self, Bootstrap};
-use super::passage::{Answer, Client, Leg, Outcome, Parcel, Request, Reuse, Then};
+use super::passage::{Answer, Client, Kept, Leg, Outcome, Parcel, Request, Reuse, Then};
 use super::relay::logprobs::Prefilled;
 use super::{Flow, dispatch, relay, route, settle};
-use crate::config::{Backend, ClientLeaves, Role};
+use crate::config::{Backend, ClientLeaves, Config, Role};
 use crate::fault::{Fault, Side, What};
 use crate::http1::{AnswerBody, Method, ResponseHead};
 use crate::lane::Lane;
@@ -49,7 +49,7 @@ enum End<C: Conn> {
 /// What came of a prefill leg.
 enum Prefill<C: Conn> {
     /// Its answer is complete; its body, if that was wanted.
-    Done(Vec<u8>),
+    Done(Kept),
     /// It answered with an error.
     Refused(Answer<C>, LoadGuard),
     /// It failed. The worker has been blamed where it is to blame.
@@ -72,6 +72,10 @@ impl<W: Wire> Flow<W> {
                 Ok(pair) => pair,
                 Err(fault) => return self.refuse(client, request, fault).await,
             };
+            // SGLang's workers take what is the client's own; vLLM's prefill gets a body that is cut.
+            if let Err(fault) = self.hold_copies(request, &[pair.backend != Backend::Sglang, false]) {
+                return self.refuse(client, request, fault).await;
+            }
             let head = std::mem::take(&mut request.spare_head);
             let attempt = request.attempts.get() + 1;
             let end = match pair.backend {
@@ -106,7 +110,7 @@ impl<W: Wire> Flow<W> {
                 End::Cut(what) => {
                     lane.tallies().fault(what);
                     lane.count(Tally::Cuts, 1);
-                    settle::count(lane, request, 0);
+                    settle::count(lane, request, 0, Some(what));
                     return Then::Cut;
                 }
                 End::Left(what) => return self.refuse(client, request, what.into()).await,
@@ -118,7 +122,7 @@ impl<W: Wire> Flow<W> {
     }
 
     fn may_restart(&self, request: &Request) -> bool {
-        !request.fresh && request.attempts.get() < self.lane.config.max_attempts
+        !request.fresh && request.attempts.get() < request.config.max_attempts
     }
 
     /// Chooses and charges both workers.
@@ -129,15 +133,18 @@ impl<W: Wire> Flow<W> {
         let pool = self.pairs(request).ok_or(What::NoWorker)?;
         let mut scratch = lane.buffers.take();
         let model = request.ask.model(request.body(), &mut scratch);
-        let prefill = self.want(request, model, Role::Prefill, lane.config.policy_of(Role::Prefill));
+        let prefill = self.want(request, model, Role::Prefill, request.config.policy_of(Role::Prefill));
         let decode =
-            route::Want { role: Role::Decode, policy: lane.config.policy_of(Role::Decode), target: None, ..prefill };
+            route::Want { role: Role::Decode, policy: request.config.policy_of(Role::Decode), target: None, ..prefill };
         let mut view = lane.view.borrow_mut();
         let now = lane.wire.now_us();
         let chosen =
             route::choose_pair(&mut view, pool, &prefill, &decode, now, &mut lane.rng.borrow_mut(), lane.tallies());
+        request.choice.set(view.choice);
         lane.buffers.give(scratch);
         let (prefill, decode) = chosen?;
+        request.routed_us.set(now);
+        request.workers.set([&prefill, &decode].map(|guard| Some((guard.slot(), guard.era()))));
         let worker = view.worker(prefill.slot(), prefill.era());
         let backend = worker.map_or(Backend::default(), |worker| worker.pairing.backend);
         if backend == Backend::Sglang && request.ask.n > 1 {
@@ -214,17 +221,18 @@ impl<W: Wire> Flow<W> {
         let errand = Errand {
             timer: lane.timers.timer(),
             lane,
+            config: request.config.clone(),
             guard: prefill,
             parcel,
             method: request.head.method,
-            deadline_us: request.started_us + self.lane.config.request_timeout.as_micros() as u64,
+            deadline_us: request.started_us + request.config.request_timeout.as_micros() as u64,
             attempts: Cell::new(request.attempts.get()),
             reuse: reuse(request),
             keep: merges || backend == Backend::VllmNixl,
             accepted: accepted.clone(),
         };
-        let first = Running { leg: Some(Box::pin(errand.run())), body: Vec::new() };
-        let leaving = Leaving::new(&self.lane, backend);
+        let first = Running { leg: Some(Box::pin(errand.run())), body: Kept::default() };
+        let leaving = Leaving::new(&request.config, backend);
         Ok(Walk { flow: self, client, request, prefill_slot: slots[0], decode, add, first, accepted, merges, leaving })
     }
 
@@ -279,7 +287,7 @@ impl<W: Wire> Flow<W> {
     ) -> Result<Answer<W::Conn>, Fault> {
         let patch = dispatch::Patch { bare: false, add, names_rank };
         let parcel = || dispatch::parcel(&self.lane, client, request, to, Some(&patch));
-        let leg = self.leg(request, to, &client.timer, self.lane.config.decode_first_byte_timeout);
+        let leg = self.leg(request, to, &client.timer, request.config.decode_first_byte_timeout);
         // The client is watched by the pair: one that leaves may have to wait for the prefill.
         dispatch::dispatch(&self.lane, None, Leg { reuse: reuse(request), ..leg }, head, parcel).await
     }
@@ -300,14 +308,14 @@ impl<W: Wire> Flow<W> {
         let ended = poll_fn(|cx| match walk.first.poll(cx) {
             Poll::Ready(end) => Poll::Ready(Some(end.into_end(walk.prefill_slot))),
             Poll::Pending if walk.first.is_over() => Poll::Ready(None),
-            Poll::Pending => walk.leaving.poll(lane, client, false, cx).map(|()| Some(End::Left(What::ClientGone))),
+            Poll::Pending => walk.leaving.poll(client, false, cx).map(|()| Some(End::Left(What::ClientGone))),
         })
         .await;
         if let Some(end) = ended {
             return end;
         }
         let mut add = std::mem::take(&mut walk.add);
-        patch::nixl_decode(&mut add, patch::transfer_params(&walk.first.body));
+        patch::nixl_decode(&mut add, patch::transfer_params(&walk.first.body.bytes));
         // What was prefilled lies in the engine until somebody fetches it: the decode worker learns of the request
         // even when the client has left, and then of that.
         let abandon = lane.timers.timer();
@@ -319,7 +327,7 @@ impl<W: Wire> Flow<W> {
                 if let Poll::Ready(answered) = second.as_mut().poll(cx) {
                     return Poll::Ready(Some(answered));
                 }
-                if walk.leaving.has_left(lane, client, cx) && since.is_none() {
+                if walk.leaving.has_left(client, cx) && since.is_none() {
                     if !walk.leaving.may_finish {
                         return Poll::Ready(None);
                     }
@@ -373,7 +381,7 @@ impl<W: Wire> Walk<'_, W> {
             return Poll::Ready(end.into_end(self.prefill_slot));
         }
         let over = self.first.is_over();
-        self.leaving.poll(&self.flow.lane, self.client, over, cx).map(|()| End::Left(What::ClientGone))
+        self.leaving.poll(self.client, over, cx).map(|()| End::Left(What::ClientGone))
     }
 
     /// Passes the decode worker's answer on, with the prefill leg beside it.
@@ -383,7 +391,7 @@ impl<W: Wire> Walk<'_, W> {
         }
         let (lane, client, request) = (&*self.flow.lane, self.client, self.request);
         let merges = self.merges && answer.head.body != AnswerBody::None;
-        let prefilled = if merges { Prefilled::read(&self.first.body, request.ask.stream) } else { None };
+        let prefilled = if merges { Prefilled::read(&self.first.body.bytes, request.ask.stream) } else { None };
         let mut passing = pin!(async {
             match prefilled {
                 Some(prefilled) => relay::merged(lane, client, request, answer, prefilled).await,
@@ -427,7 +435,7 @@ impl<W: Wire> Walk<'_, W> {
     /// until tokens come, which they do not without a prefill. Gives an end where there is one.
     async fn hold(&mut self, answer: &mut Answer<W::Conn>) -> Option<End<W::Conn>> {
         let (lane, client) = (&*self.flow.lane, self.client);
-        client.timer.set(self.request.started_us + lane.config.request_timeout.as_micros() as u64);
+        client.timer.set(self.request.started_us + self.request.config.request_timeout.as_micros() as u64);
         poll_fn(|cx| {
             if let Poll::Ready(end) = self.poll(cx) {
                 return Poll::Ready(Some(end));
@@ -489,7 +497,7 @@ struct Running<C: Conn> {
     /// `None` once it has ended.
     leg: Option<PrefillLeg<C>>,
     /// The body of its answer, where that was wanted.
-    body: Vec<u8>,
+    body: Kept,
 }
 
 impl<C: Conn> Running<C> {
@@ -520,25 +528,19 @@ struct Leaving {
 }
 
 impl Leaving {
-    fn new<W: Wire>(lane: &Lane<W>, backend: Backend) -> Self {
-        let may_finish = lane.config.client_leaves(backend) == ClientLeaves::FinishPrefill;
+    fn new(config: &Config, backend: Backend) -> Self {
+        let may_finish = config.client_leaves(backend) == ClientLeaves::FinishPrefill;
         Leaving { may_finish, left: false }
     }
 
-    fn has_left<W: Wire>(&mut self, lane: &Lane<W>, client: &Client<W::Conn>, cx: &mut Context<'_>) -> bool {
-        self.left = self.left || client.has_left(lane, cx);
+    fn has_left<C: Conn>(&mut self, client: &Client<C>, cx: &mut Context<'_>) -> bool {
+        self.left = self.left || client.has_left(cx);
         self.left
     }
 
     /// Ready when the client has left and nothing is waited for any more.
-    fn poll<W: Wire>(
-        &mut self,
-        lane: &Lane<W>,
-        client: &Client<W::Conn>,
-        prefilled: bool,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        match self.has_left(lane, client, cx) && (prefilled || !self.may_finish) {
+    fn poll<C: Conn>(&mut self, client: &Client<C>, prefilled: bool, cx: &mut Context<'_>) -> Poll<()> {
+        match self.has_left(client, cx) && (prefilled || !self.may_finish) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
@@ -548,6 +550,7 @@ impl Leaving {
 /// A prefill leg: all that it needs, so that it can outlive its request.
 struct Errand<W: Wire> {
     lane: Rc<Lane<W>>,
+    config: Rc<Config>,
     guard: LoadGuard,
     timer: Timer,
     parcel: Parcel,
@@ -566,11 +569,12 @@ impl<W: Wire> Errand<W> {
         let lane = &*self.lane;
         let (slot, era) = (self.guard.slot(), self.guard.era());
         let leg = Leg {
+            config: &self.config,
             slot,
             era,
             method: self.method,
             deadline_us: self.deadline_us,
-            first_byte_us: lane.config.prefill_first_byte_timeout.as_micros() as u64,
+            first_byte_us: self.config.prefill_first_byte_timeout.as_micros() as u64,
             timer: &self.timer,
             attempts: &self.attempts,
             reuse: self.reuse,
@@ -590,9 +594,10 @@ impl<W: Wire> Errand<W> {
         self.accepted.set(true);
         // It can be as large as the client's body, whose memory is free when the request ends.
         drop(self.parcel);
-        let mut body = Vec::new();
+        let mut body = Kept::default();
         let keep = self.keep.then_some(&mut body);
-        match relay::drain(lane, None, answer, &self.timer, self.deadline_us, keep).await {
+        let until = (self.config.stall_timeout, self.deadline_us);
+        match relay::drain(lane, None, answer, &self.timer, until, keep).await {
             Ok((conn, _)) => settle::leg(lane, (slot, era), conn, Ok(status)),
             Err(fault) => {
                 lane.tallies().worker_response(slot, 0);

@@ -4,23 +4,25 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::config::routes::{Answer as Answerer, Body, ROUTES};
-use crate::config::{ExtraRoute, HalfClose};
-use crate::fault::What;
+use crate::config::{Config, HalfClose};
+use crate::fault::{Fault, What};
 use crate::flow::inspect::{Ask, Inspector};
 pub use crate::flow::inspect::{KeyRules, Mark, Marked};
 use crate::http1::{AnswerBody, Field, Method, RequestHead, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
+use crate::lane::view::Choice;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
-use crate::metrics::Tally;
+use crate::limits::BODY_TURN_BYTES;
+use crate::metrics::{Tally, Time};
 use crate::shared::admission::Permit;
 use crate::shared::memory::Held;
-use crate::shared::roster::Slot;
+use crate::shared::roster::{Label, Slot};
 
 /// A client's connection and what belongs to it while it lives.
 pub struct Client<C: Conn> {
@@ -30,6 +32,8 @@ pub struct Client<C: Conn> {
     pub timer: Timer,
     /// An answer has begun that only a reset can mark as incomplete: one that ends with the connection.
     pub fragile: Cell<bool>,
+    /// What its newest request goes by.
+    pub config: Rc<Config>,
 }
 
 impl<C: Conn> Drop for Client<C> {
@@ -50,9 +54,17 @@ pub enum Then {
     Close,
     /// The answer is incomplete: make that visible.
     Cut,
+    /// The client has left, or does not take what it asked for.
+    Gone,
 }
 
 impl<C: Conn> Client<C> {
+    /// Starts sending something of a request's answer, and counts the bytes.
+    pub fn answer<W: Wire<Conn = C>>(&self, lane: &Lane<W>, request: &Request, what: Outgoing) {
+        request.sent.set(request.sent.get() + what.len() as u64);
+        self.send(lane, what);
+    }
+
     /// Starts sending, and counts the bytes.
     pub fn send<W: Wire<Conn = C>>(&self, lane: &Lane<W>, what: Outgoing) {
         lane.count(Tally::ClientBytesOut, what.len() as u64);
@@ -60,8 +72,8 @@ impl<C: Conn> Client<C> {
     }
 
     /// Whether the client is known to have left; wakes the task when it leaves.
-    pub fn has_left<W: Wire<Conn = C>>(&self, lane: &Lane<W>, cx: &mut Context<'_>) -> bool {
-        match lane.config.half_close {
+    pub fn has_left(&self, cx: &mut Context<'_>) -> bool {
+        match self.config.half_close {
             HalfClose::Abort => self.conn.poll_gone(cx).is_ready(),
             HalfClose::Serve => self.conn.poll_broken(cx).is_ready(),
         }
@@ -118,7 +130,7 @@ impl Stall {
             return Poll::Ready(What::ClientStalled);
         }
         (self.running, self.progress) = (true, taken);
-        client.timer.set((now + lane.config.write_stall_timeout.as_micros() as u64).min(deadline_us));
+        client.timer.set((now + client.config.write_stall_timeout.as_micros() as u64).min(deadline_us));
         client.timer.poll_due(cx).map(|()| What::ClientStalled)
     }
 }
@@ -130,8 +142,44 @@ pub fn give_back<W: Wire>(lane: &Lane<W>, sent: Option<Outgoing>) {
     }
 }
 
+/// Capacity of the input buffer that a resting request may keep.
+const REST_BYTES: usize = 64 * 1024;
+
+/// Claims `bytes` in all for something that holds bodies, of the memory that the process has for them. The first 64 KiB
+/// are nobody's concern: what holds more than one of them is bounded by other means.
+///
+/// # Errors
+/// [`What::OutOfMemory`]; what was claimed before stays claimed.
+pub fn hold<W: Wire>(lane: &Lane<W>, held: &mut Option<Held>, bytes: usize) -> Result<(), Fault> {
+    if bytes <= BODY_TURN_BYTES {
+        return Ok(());
+    }
+    let most = lane.config().body_memory_bytes;
+    let held = held.get_or_insert_with(|| lane.shared.memory.none());
+    if held.grow(bytes as u64, most) { Ok(()) } else { Err(What::OutOfMemory.into()) }
+}
+
+/// A worker's answer that is read whole, with its share of the process's memory for bodies.
+#[derive(Default)]
+pub struct Kept {
+    pub bytes: Vec<u8>,
+    held: Option<Held>,
+}
+
+impl Kept {
+    /// Claims memory for what has come.
+    ///
+    /// # Errors
+    /// [`What::OutOfMemory`].
+    pub fn hold<W: Wire>(&mut self, lane: &Lane<W>) -> Result<(), Fault> {
+        hold(lane, &mut self.held, self.bytes.len())
+    }
+}
+
 /// A request and everything that a walk keeps in memory for it; reused from walk to walk.
 pub struct Request {
+    /// What it goes by to its end, whatever is changed meanwhile.
+    pub config: Rc<Config>,
     /// Head and body as they came, one behind the other (a chunked body without its framing).
     /// Shared with a send in flight, when the body is large.
     pub input: Rc<Vec<u8>>,
@@ -154,10 +202,30 @@ pub struct Request {
     pub complete: bool,
     /// Clock at the first byte, in microseconds.
     pub started_us: u64,
+    /// Where the client is.
+    pub peer: SocketAddr,
+    /// Clock when the head was complete; 0 before.
+    pub head_us: u64,
+    /// Clock when the body was complete and read; 0 before.
+    pub body_us: u64,
+    /// Time in the queue of the admission, in microseconds.
+    pub queued_us: Cell<u64>,
+    /// Clock when it was last given to a worker; 0 before.
+    pub routed_us: Cell<u64>,
     /// Clock at the first byte to the client; 0 before.
     pub answered_us: Cell<u64>,
     /// Whether bytes of an answer's body have been given to the client.
     pub body_begun: Cell<bool>,
+    /// Clock when that was last so, of an answer that is a stream; 0 before.
+    pub event_us: Cell<u64>,
+    /// Bytes that the client has been sent.
+    pub sent: Cell<u64>,
+    /// Where its model is counted.
+    pub label: Label,
+    /// Workers that it was last given to: one, or prefill and decode.
+    pub workers: Cell<[Option<(Slot, u32)>; 2]>,
+    /// What that choice went by.
+    pub choice: Cell<Choice>,
     /// Pooled connections turned out dead: fresh ones are used from now on.
     pub fresh: bool,
     /// Workers that were tried.
@@ -171,9 +239,11 @@ pub struct Request {
     pub permit: Cell<Option<Permit>>,
 }
 
-impl Default for Request {
-    fn default() -> Self {
+impl Request {
+    /// One that waits for its first walk.
+    pub fn new(config: Rc<Config>) -> Self {
         Request {
+            config,
             input: Rc::default(),
             head: RequestHead::new(),
             head_len: 0,
@@ -187,8 +257,18 @@ impl Default for Request {
             keep_alive: Cell::new(false),
             complete: false,
             started_us: 0,
+            peer: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+            head_us: 0,
+            body_us: 0,
+            queued_us: Cell::new(0),
+            routed_us: Cell::new(0),
             answered_us: Cell::new(0),
             body_begun: Cell::new(false),
+            event_us: Cell::new(0),
+            sent: Cell::new(0),
+            label: Label::default(),
+            workers: Cell::default(),
+            choice: Cell::default(),
             fresh: false,
             avoid: Vec::new(),
             attempts: Cell::new(0),
@@ -196,12 +276,7 @@ impl Default for Request {
             permit: Cell::new(None),
         }
     }
-}
 
-/// Capacity of the input buffer that a resting request may keep.
-const REST_BYTES: usize = 64 * 1024;
-
-impl Request {
     /// Makes it ready for the next walk.
     pub fn reset(&mut self) {
         match Rc::get_mut(&mut self.input) {
@@ -219,8 +294,14 @@ impl Request {
         self.id.clear();
         self.keep_alive.set(false);
         self.complete = false;
-        self.answered_us.set(0);
+        (self.head_us, self.body_us) = (0, 0);
+        for clock in [&self.queued_us, &self.routed_us, &self.answered_us, &self.event_us, &self.sent] {
+            clock.set(0);
+        }
         self.body_begun.set(false);
+        self.label = Label::default();
+        self.workers.set([None; 2]);
+        self.choice.set(Choice::default());
         self.fresh = false;
         self.avoid.clear();
         self.attempts.set(0);
@@ -236,6 +317,28 @@ impl Request {
     /// The body's bytes.
     pub fn body(&self) -> &[u8] {
         &self.input[self.head_len..]
+    }
+
+    /// When the answer has to be complete, on the lane's clock.
+    pub fn deadline_us(&self) -> u64 {
+        self.started_us + self.config.request_timeout.as_micros() as u64
+    }
+
+    /// Counts what it took, in microseconds, by its route and its model.
+    pub fn took<W: Wire>(&self, lane: &Lane<W>, time: Time, us: u64) {
+        lane.tallies().took(self.route, lane.view.borrow().label_place(self.label), time, us);
+    }
+
+    /// Notes that the client has been given something of the answer's body.
+    pub fn gave<W: Wire>(&self, lane: &Lane<W>) {
+        self.body_begun.set(true);
+        if self.ask.stream {
+            let now = lane.wire.now_us();
+            match self.event_us.replace(now) {
+                0 => self.took(lane, Time::FirstToken, now.saturating_sub(self.started_us)),
+                last => self.took(lane, Time::Gap, now.saturating_sub(last)),
+            }
+        }
     }
 
     /// Whether the answer has no body because of the method.
@@ -254,7 +357,8 @@ impl Request {
     }
 
     /// Methods of the route, for 405.
-    pub fn allow<'a>(&self, extra: &'a [ExtraRoute]) -> Vec<&'a str> {
+    pub fn allow(&self) -> Vec<&str> {
+        let extra = &self.config.extra_routes;
         match (ROUTES.get(self.route), self.extra) {
             (Some(route), _) => route.methods.to_vec(),
             (None, Some(i)) if extra[i].methods.is_empty() => vec!["GET", "HEAD", "POST"],
@@ -267,6 +371,8 @@ impl Request {
 /// One sending of a request to one worker: what a room needs to know to send it and to wait for the answer.
 #[derive(Clone, Copy)]
 pub struct Leg<'a> {
+    /// The request's.
+    pub config: &'a Config,
     pub slot: Slot,
     pub era: u32,
     /// The request's method, on which the framing of the answer depends.

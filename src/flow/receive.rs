@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use crate::config::routes::{self, ROUTES};
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Client, KeyRules, Request};
+use crate::flow::passage::{Client, KeyRules, Request, hold};
 use crate::http1::{BodyLength, CONTINUE, Chunked, FieldKind, HeadLimits, Method, Parsed, request_id};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -19,18 +19,31 @@ use crate::limits::{
 use crate::metrics::Tally;
 use crate::shared::roster::ROLES;
 
-/// Waits for the first bytes of a request; `None` when the connection is to be closed: the client closed it,
-/// it was idle for too long, or the process is draining.
-pub async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) -> Option<Chunk> {
-    client.timer.set(lane.wire.now_us() + lane.config.keep_alive.as_micros() as u64);
+/// What came of waiting for a request.
+pub enum Waited {
+    /// Its first bytes.
+    First(Chunk),
+    /// Nothing, until the time was over.
+    Late,
+    /// The client has closed its connection, or the process drains.
+    Over,
+}
+
+/// Waits until then for the first bytes of a request. Needs little memory: most connections of a gateway do nothing
+/// else.
+pub async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_us: u64) -> Waited {
+    client.timer.set(until_us);
     poll_fn(|cx| {
         if let Poll::Ready(got) = client.conn.poll_recv(cx) {
-            return Poll::Ready(got.ok().filter(|c| !c.is_empty()));
+            return Poll::Ready(match got {
+                Ok(first) if !first.is_empty() => Waited::First(first),
+                _ => Waited::Over,
+            });
         }
-        if lane.is_draining() || client.timer.poll_due(cx).is_ready() {
-            return Poll::Ready(None);
+        if lane.is_draining() {
+            return Poll::Ready(Waited::Over);
         }
-        Poll::Pending
+        client.timer.poll_due(cx).map(|()| Waited::Late)
     })
     .await
 }
@@ -66,10 +79,9 @@ pub async fn receive<W: Wire>(
     request: &mut Request,
     first: Chunk,
 ) -> Result<(), Fault> {
-    let config = &*lane.config;
-    let limits = HeadLimits { bytes: config.max_head_bytes, fields: config.max_headers };
+    let limits = HeadLimits { bytes: request.config.max_head_bytes, fields: request.config.max_headers };
     lane.count(Tally::ClientBytesIn, first.len() as u64);
-    client.timer.set(lane.wire.now_us() + config.head_timeout.as_micros() as u64);
+    client.timer.set(lane.wire.now_us() + request.config.head_timeout.as_micros() as u64);
     let mut chunk = first;
     request.head_len = loop {
         request.input_mut().extend_from_slice(&chunk);
@@ -79,16 +91,17 @@ pub async fn receive<W: Wire>(
             Parsed::Partial => chunk = more(lane, client, What::HeadTimeout).await?,
         }
     };
+    request.head_us = lane.wire.now_us();
     identify(lane, request);
     if matches!(request.head.body, BodyLength::None | BodyLength::Length(0)) {
         // Nothing more is to come: whatever is wrong with the request, the next one can follow.
         keep_rest(client, request, request.head_len);
         request.complete = true;
     }
-    let found = find_route(lane, request);
+    let found = find_route(request);
     // Before anything is told or read: a stranger's body is not waited for.
     if !is_open(request) {
-        authenticate(lane, request)?;
+        authenticate(request)?;
     }
     found?;
     read_body(lane, client, request).await?;
@@ -100,7 +113,7 @@ pub async fn receive<W: Wire>(
 fn identify<W: Wire>(lane: &Lane<W>, request: &mut Request) {
     request.keep_alive.set(request.head.keep_alive);
     request.id.clear();
-    match request_id(&request.head, &request.input, &lane.config.request_id_headers) {
+    match request_id(&request.head, &request.input, &request.config.request_id_headers) {
         Some(span) => request.id.extend_from_slice(span.of(&request.input)),
         None => {
             let id = lane.rng.borrow_mut().u128(..);
@@ -116,8 +129,8 @@ fn is_open(request: &Request) -> bool {
 }
 
 /// Looks for one of the gateway's keys, where it has any.
-fn authenticate<W: Wire>(lane: &Lane<W>, request: &Request) -> Result<(), Fault> {
-    let keys = &lane.config.api_keys;
+fn authenticate(request: &Request) -> Result<(), Fault> {
+    let keys = &request.config.api_keys;
     if keys.is_empty() {
         return Ok(());
     }
@@ -143,7 +156,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
 }
 
-fn find_route<W: Wire>(lane: &Lane<W>, request: &mut Request) -> Result<(), Fault> {
+fn find_route(request: &mut Request) -> Result<(), Fault> {
     let path = request.head.path.of(&request.input);
     let method = request.head.method.as_str();
     if let Some(route) = routes::find(path) {
@@ -154,9 +167,9 @@ fn find_route<W: Wire>(lane: &Lane<W>, request: &mut Request) -> Result<(), Faul
             false => Err(What::MethodNotAllowed.into()),
         };
     }
-    let extra = lane.config.extra_routes.iter().position(|r| routes::matches(r.path.as_bytes(), path));
+    let extra = request.config.extra_routes.iter().position(|r| routes::matches(r.path.as_bytes(), path));
     request.extra = extra;
-    let Some(extra) = extra.map(|i| &lane.config.extra_routes[i]) else { return Err(What::PathUnknown.into()) };
+    let Some(extra) = extra.map(|i| &request.config.extra_routes[i]) else { return Err(What::PathUnknown.into()) };
     let methods = &extra.methods;
     let allowed = if methods.is_empty() {
         matches!(request.head.method, Method::Get | Method::Head | Method::Post)
@@ -173,7 +186,7 @@ async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &
     if let Some(rules) = key_rules(lane, request) {
         request.inspector.want_key(rules);
     }
-    let max = lane.config.max_payload_bytes;
+    let max = request.config.max_payload_bytes;
     match request.head.body {
         BodyLength::None | BodyLength::Length(0) => Ok(()),
         BodyLength::Length(length) if length > max => Err(too_large(max)),
@@ -187,7 +200,7 @@ async fn read_body<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &
 
 /// How the prompt's key is made, if there is use for one: only what a worker computes a prompt for gets into its cache.
 fn key_rules<W: Wire>(lane: &Lane<W>, request: &Request) -> Option<KeyRules> {
-    let policies = ROLES.map(|role| lane.config.policy_of(role));
+    let policies = ROLES.map(|role| request.config.policy_of(role));
     if !policies.iter().any(|policy| policy.wants_key())
         || !ROUTES.get(request.route).is_some_and(|route| route.prefills())
     {
@@ -196,7 +209,7 @@ fn key_rules<W: Wire>(lane: &Lane<W>, request: &Request) -> Option<KeyRules> {
     // Gateways that hash onto one ring must agree; who remembers prompts must not be told which ones to confuse.
     let remembers = policies.iter().any(|policy| policy.wants_key() && !policy.wants_ring());
     let seed = if remembers { lane.shared.seed } else { 0 };
-    Some(KeyRules { seed, max_bytes: lane.config.routing.prefix_max_bytes })
+    Some(KeyRules { seed, max_bytes: request.config.routing.prefix_max_bytes })
 }
 
 fn too_large(max: u64) -> Fault {
@@ -215,16 +228,6 @@ fn keep_rest<C: Conn>(client: &Client<C>, request: &mut Request, end: usize) {
     }
 }
 
-/// Reserves memory for body bytes beyond what a receive buffer holds.
-fn hold<W: Wire>(lane: &Lane<W>, request: &mut Request, bytes: usize) -> Result<(), Fault> {
-    if bytes <= BODY_TURN_BYTES {
-        return Ok(());
-    }
-    let most = lane.config.body_memory_bytes;
-    let held = request.held.get_or_insert_with(|| lane.shared.memory.none());
-    if held.grow(bytes as u64, most) { Ok(()) } else { Err(What::OutOfMemory.into()) }
-}
-
 /// Says that the body may come. A client that takes nothing of its answers does not take this either.
 async fn invite<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Request) -> Result<(), Fault> {
     if request.head.expect_continue {
@@ -236,8 +239,8 @@ async fn invite<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Req
 
 /// Until when the next byte of the body must be there: pauses have a limit, and so has the request.
 fn deadline<W: Wire>(lane: &Lane<W>, request: &Request) -> u64 {
-    let pause = lane.wire.now_us() + lane.config.body_timeout.as_micros() as u64;
-    pause.min(request.started_us + lane.config.request_timeout.as_micros() as u64)
+    let pause = lane.wire.now_us() + request.config.body_timeout.as_micros() as u64;
+    pause.min(request.started_us + request.config.request_timeout.as_micros() as u64)
 }
 
 async fn read_length<W: Wire>(
@@ -252,7 +255,7 @@ async fn read_length<W: Wire>(
         request.complete = true;
         return request.inspector.feed(&request.input[request.head_len..]);
     }
-    if length as u64 > lane.config.body_memory_bytes {
+    if length as u64 > request.config.body_memory_bytes {
         return Err(What::OutOfMemory.into());
     }
     invite(lane, client, request).await?;
@@ -261,7 +264,7 @@ async fn read_length<W: Wire>(
     while request.input.len() < end {
         let missing = end - request.input.len();
         let next = missing.min(BODY_TURN_BYTES);
-        hold(lane, request, request.body().len() + next)?;
+        hold(lane, &mut request.held, request.input.len() - request.head_len + next)?;
         make_room(request.input_mut(), end);
         client.timer.set(deadline(lane, request));
         let input = request.input_mut();
@@ -324,7 +327,7 @@ async fn read_chunked<W: Wire>(
         }
         request.input_mut().truncate(payload_end);
         request.inspector.feed(&request.input[request.head_len..])?;
-        hold(lane, request, payload_end - request.head_len + RECV_BUFFER_BYTES)?;
+        hold(lane, &mut request.held, payload_end - request.head_len + RECV_BUFFER_BYTES)?;
         if !invited {
             invited = true;
             invite(lane, client, request).await?;

@@ -25,7 +25,7 @@ use crate::flow::passage::{Answer, Client, Outcome, Request, Then, give_back};
 use crate::http1::{self, AnswerBody, Chunked, ResponseHead, Version};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
-use crate::limits::{FRAME_SIGHT_BYTES, PIPELESS_BYTES, RECV_BUFFER_BYTES, SPLICE_BYTES};
+use crate::limits::{FRAME_SIGHT_BYTES, PIPELESS_BYTES, RECV_BUFFER_BYTES, SPLICE_BYTES, SPLICE_CHUNK_BYTES};
 use crate::metrics::Tally;
 
 /// Where the body ends.
@@ -112,11 +112,6 @@ impl Framing {
             Framing::Length(_) | Framing::UntilClose => 0,
         }
     }
-
-    /// Payload that is left of the current chunk.
-    fn chunk_left(&self) -> u64 {
-        if let Framing::Chunked(state) = self { state.remaining() } else { 0 }
-    }
 }
 
 enum Event {
@@ -130,6 +125,9 @@ enum Event {
     WorkerEnded(bool),
     Fault(What),
 }
+
+/// Small chunks in a row after which chunks are copied again.
+const SMALL_CHUNKS: u32 = 2;
 
 /// How the next bytes pass.
 #[derive(Debug, PartialEq, Eq)]
@@ -153,18 +151,33 @@ struct Passing {
     excess: bool,
     /// The last chunk was large, or the last answer on this connection was: what comes next may be, too.
     large: bool,
+    /// Chunks since the last large one.
+    small: u32,
+    /// Payload that passed seen and unseen.
+    copied: u64,
+    spliced: u64,
     /// Bytes that came in full buffers, one behind the other.
     backlog: usize,
     /// Bytes that are copied before a pipe is asked for again.
     pipeless: u64,
     /// What follows the framing that was read last is there already.
     followed: bool,
+    /// Whether the request was sent whole; `None` while it is being sent.
+    asked: Option<bool>,
 }
 
 impl Passing {
     /// Whether the worker's connection may serve another request.
-    fn is_reusable<W: Wire>(&self, lane: &Lane<W>, conn: &W::Conn, head: &ResponseHead, ended_well: bool) -> bool {
-        if lane.config.relay == Relay::Auto && matches!(head.body, AnswerBody::Length(n) if n >= SPLICE_BYTES as u64) {
+    fn is_reusable<W: Wire>(
+        &self,
+        lane: &Lane<W>,
+        relay: Relay,
+        conn: &W::Conn,
+        head: &ResponseHead,
+        ended_well: bool,
+    ) -> bool {
+        let is_long = matches!(head.body, AnswerBody::Length(n) if n >= SPLICE_BYTES as u64);
+        if relay == Relay::Auto && (is_long || self.spliced > self.copied) {
             // It may have been received before its length was known; the next one is left in the kernel from its
             // first byte.
             conn.set_lazy(true);
@@ -172,8 +185,8 @@ impl Passing {
         let by_close = matches!(self.frame, Framing::UntilClose);
         let silent = !conn.is_lazy() || conn.is_silent();
         // An answer that came before the whole request was sent leaves the connection half used.
-        let clean = head.keep_alive && !self.excess && silent && !conn.is_sending() && !by_close;
-        ended_well && clean && collect(lane, conn)
+        let asked = self.asked.or_else(|| collect(lane, conn)) == Some(true);
+        ended_well && head.keep_alive && asked && !self.excess && silent && !by_close
     }
 
     fn new(body: AnswerBody, relay: Relay, unpack: bool, large: bool) -> Self {
@@ -184,9 +197,13 @@ impl Passing {
             done: false,
             excess: false,
             large,
+            small: 0,
+            copied: 0,
+            spliced: 0,
             backlog: 0,
             pipeless: 0,
             followed: false,
+            asked: None,
         }
     }
 
@@ -201,7 +218,7 @@ impl Passing {
             Framing::Length(left) if all || *left >= MANY => Path::Splice { left: *left, live: false },
             Framing::Chunked(state) => match state.remaining() {
                 0 if all || self.large => Path::Frame,
-                left if left > 0 && (all || left >= MANY) => Path::Splice { left, live: false },
+                left if all || self.large => Path::Splice { left, live: false },
                 _ => Path::Copy,
             },
             Framing::UntilClose if all || self.backlog >= SPLICE_BYTES => Path::Splice { left: u64::MAX, live: !all },
@@ -229,13 +246,30 @@ impl Passing {
     fn note<W: Wire>(&mut self, lane: &Lane<W>, piece: &Piece, given: usize) {
         (self.done, self.excess) = (piece.done, piece.len < given);
         self.pipeless = self.pipeless.saturating_sub(piece.payload);
+        self.copied += piece.payload;
         lane.count(Tally::RelayCopied, piece.payload);
     }
 
     /// Notes what passed unseen.
     fn moved(&mut self, n: u64) {
         self.backlog = 0;
+        self.spliced += n;
         self.done = self.frame.pass(n);
+    }
+
+    /// Learns from what passed whether the next chunks are going to be large. A single small one behind large ones says
+    /// little: streams of large events end with one.
+    fn learn(&mut self, path: &Path) {
+        let Framing::Chunked(state) = &self.frame else { return };
+        let is_large = state.chunk() >= SPLICE_CHUNK_BYTES;
+        match path {
+            Path::Copy if state.chunk() > 0 => self.large = is_large,
+            Path::Frame if state.remaining() > 0 => {
+                self.small = if is_large { 0 } else { self.small + 1 };
+                self.large = self.small < SMALL_CHUNKS;
+            }
+            _ => {}
+        }
     }
 
     /// Takes what came with the head, behind which it is sent.
@@ -247,6 +281,7 @@ impl Passing {
         };
         let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
         self.note(lane, &piece, bytes.len());
+        self.learn(&Path::Copy);
         Ok(())
     }
 
@@ -287,16 +322,22 @@ pub fn relay<W: Wire>(
         let told = http1::Answer { request_id: &request.id, framing, keep_alive, client_version: request.head.version };
         http1::response_head(&mut out, &answer.head, &answer.chunk, &told);
         answer.chunk.advance(answer.head_len);
-        let mut passing = Passing::new(body, lane.config.relay, unpack, answer.conn.is_lazy());
+        let mut passing = Passing::new(body, request.config.relay, unpack, answer.conn.is_lazy());
         passing.first(lane, &answer.chunk, &mut out)?;
-        request.body_begun.set(!answer.chunk.is_empty());
+        if !answer.chunk.is_empty() {
+            request.gave(lane);
+        }
         drop(answer.chunk);
         client.fragile.set(until_close);
         lane.count(Tally::RelayEvents, 1);
-        client.send(lane, Outgoing::Heap(out));
+        client.answer(lane, request, Outgoing::Heap(out));
         request.answered_us.set(lane.wire.now_us());
+        // A long answer does not keep what asked for it.
+        passing.asked = collect(lane, &answer.conn);
         let ended = pass(lane, client, request, &answer.conn, &mut passing).await;
-        let conn = passing.is_reusable(lane, &answer.conn, &answer.head, ended.is_ok()).then_some(answer.conn);
+        let conn = passing
+            .is_reusable(lane, request.config.relay, &answer.conn, &answer.head, ended.is_ok())
+            .then_some(answer.conn);
         let (then, fault) = finish(lane, client, request, until_close, ended).await;
         Ok(Outcome { then, status: answer.head.status, conn, fault, head: answer.head })
     }
@@ -337,7 +378,7 @@ async fn pass<W: Wire>(
     conn: &W::Conn,
     passing: &mut Passing,
 ) -> Result<(), What> {
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+    let deadline = request.deadline_us();
     while !passing.done {
         let path = passing.path();
         conn.set_lazy(path != Path::Copy);
@@ -348,31 +389,27 @@ async fn pass<W: Wire>(
                 copy::next(lane, client, |cx| conn.poll_recv(cx), deadline).await
             }
             Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), deadline).await,
-            Path::Splice { left, live } => splice::splice(lane, client, conn, (left, live), deadline).await,
+            Path::Splice { left, live } => splice::splice(lane, client, conn, (left, live), request).await,
         };
         match event {
             Event::Next(chunk) => {
                 let out = passing.take(lane, chunk)?;
                 if !out.is_empty() {
                     lane.count(Tally::RelayEvents, 1);
-                    client.send(lane, out);
+                    client.answer(lane, request, out);
                 }
-                request.body_begun.set(true);
+                request.gave(lane);
             }
             Event::Moved(n) => {
                 passing.moved(n);
-                request.body_begun.set(true);
+                request.gave(lane);
             }
             Event::NoPipe => passing.pipeless = PIPELESS_BYTES,
             Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) => return Ok(()),
             Event::WorkerEnded(_) => return Err(What::Cut),
             Event::Fault(fault) => return Err(fault),
         }
-        passing.large = match path {
-            Path::Copy => false,
-            Path::Frame => !(1..SPLICE_BYTES as u64).contains(&passing.frame.chunk_left()),
-            Path::Splice { .. } => true,
-        };
+        passing.learn(&path);
     }
     Ok(())
 }
@@ -384,14 +421,17 @@ async fn cut<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_close: boo
     if sent && !until_close { Then::Close } else { Then::Cut }
 }
 
-/// Collects the buffer of the request's send; false when it failed or was not complete.
-fn collect<W: Wire>(lane: &Lane<W>, conn: &W::Conn) -> bool {
+/// Collects the buffer of the request's send: whether all of it was sent, `None` while it is being sent.
+fn collect<W: Wire>(lane: &Lane<W>, conn: &W::Conn) -> Option<bool> {
+    if conn.is_sending() {
+        return None;
+    }
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     match conn.poll_sent(&mut cx) {
         Poll::Ready(Ok(sent)) => {
             give_back(lane, sent);
-            true
+            Some(true)
         }
-        _ => false,
+        _ => Some(false),
     }
 }

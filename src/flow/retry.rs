@@ -47,7 +47,7 @@ impl<W: Wire> Flow<W> {
     pub(super) fn after_fault(&self, request: &mut Request, slot: Slot, fault: &Fault, begun: bool) -> Option<u64> {
         let refused = fault.row().retry;
         let unanswered = matches!(fault.what, What::WorkerReset | What::FirstByteTimeout);
-        if !(refused || unanswered && self.lane.config.retry.unanswered) {
+        if !(refused || unanswered && request.config.retry.unanswered) {
             return None;
         }
         // What no worker has seen costs none of them anything.
@@ -55,7 +55,7 @@ impl<W: Wire> Flow<W> {
         let again = request.avoid.contains(&slot);
         request.avoid.push(slot);
         let pause = if unseen { 0 } else { self.backoff_us(request) };
-        let may = request.attempts.get() < self.lane.config.max_attempts && !(refused && again);
+        let may = request.attempts.get() < request.config.max_attempts && !(refused && again);
         (may && (unseen || self.budget.spend())).then(|| self.granted(pause))
     }
 
@@ -71,8 +71,8 @@ impl<W: Wire> Flow<W> {
         if request.answerer == Answer::Holder && status == 404 {
             return self.another_holder(request, slot).then_some(0);
         }
-        let retry = &self.lane.config.retry;
-        let is_last = request.attempts.get() >= self.lane.config.max_attempts;
+        let retry = &request.config.retry;
+        let is_last = request.attempts.get() >= request.config.max_attempts;
         if !retry.statuses.contains(&status) || is_last || answer.says_no_retry() {
             return None;
         }
@@ -118,7 +118,7 @@ impl<W: Wire> Flow<W> {
 
     /// The pause before the next attempt, with jitter.
     fn backoff_us(&self, request: &Request) -> u64 {
-        let retry = &self.lane.config.retry;
+        let retry = &request.config.retry;
         let grown = retry.backoff_factor.powi(request.attempts.get().saturating_sub(1).min(64) as i32);
         let pause = (retry.backoff.as_micros() as f64 * grown).min(retry.backoff_max.as_micros() as f64);
         let dice = self.lane.rng.borrow_mut().f64() * 2.0 - 1.0;
@@ -132,10 +132,10 @@ impl<W: Wire> Flow<W> {
     pub(super) async fn pause(&self, client: &Client<W::Conn>, request: &Request, pause_us: u64) -> Result<(), What> {
         let lane = &*self.lane;
         let until = lane.wire.now_us() + pause_us;
-        let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+        let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
         client.timer.set(until.min(deadline));
         poll_fn(|cx| {
-            if client.has_left(lane, cx) {
+            if client.has_left(cx) {
                 return Poll::Ready(Err(What::ClientGone));
             }
             if lane.is_ending() {

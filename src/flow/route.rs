@@ -21,7 +21,7 @@ mod target;
 
 use crate::config::{Policy, Role, Routing};
 use crate::fault::{Fault, What};
-use crate::lane::view::{self, By, CLOSED, PoolId, Reading, View};
+use crate::lane::view::{self, By, CLOSED, Choice, PoolId, Reading, View};
 use crate::limits::RESERVE_TRIES;
 use crate::metrics::Tally;
 use crate::shared::Shared;
@@ -79,7 +79,7 @@ impl Default for Want<'_> {
     }
 }
 
-/// Chooses a usable worker and reserves a place on it. `now_us` is any clock that does not run backwards; the clocks
+/// Chooses a usable worker and reserves a place on it; what it went by stands in [`View::choice`] then. `now_us` is any clock that does not run backwards; the clocks
 /// of lanes should agree within a second, because they stamp what lanes share (sticky keys, prefixes).
 ///
 /// # Errors
@@ -108,7 +108,7 @@ pub fn choose(
 }
 
 /// Chooses a prefill worker of a pool and a decode worker that goes with it, and reserves a place on both. A decode
-/// worker that cannot be had gives the prefill worker back.
+/// worker that cannot be had gives the prefill worker back. [`View::choice`] is the prefill worker's then.
 ///
 /// # Errors
 /// [`What::NoWorker`] when no complete pair is usable, [`What::WorkersFull`] when there is no room for one.
@@ -127,9 +127,13 @@ pub fn choose_pair(
         let want = Want { avoid: if useless.is_empty() { prefill.avoid } else { &avoid }, ..*prefill };
         let first = choose_of(view, prefill_pool, &want, now_us, rng, tallies)
             .map_err(|fault| Fault::with(fault.what, format!("Prefill: {}", fault.detail)))?;
+        let choice = view.choice;
         let mates = view.mates(prefill_pool, first.slot(), first.era());
         let fault = match mates.map(|id| choose_of(view, id, decode, now_us, rng, tallies)) {
-            Some(Ok(second)) => return Ok((first, second)),
+            Some(Ok(second)) => {
+                view.choice = choice;
+                return Ok((first, second));
+            }
             Some(Err(fault)) => Fault::with(fault.what, format!("Decode: {}", fault.detail)),
             None => Fault::with(What::NoWorker, "No decode worker goes with the prefill worker."),
         };
@@ -160,7 +164,7 @@ fn choose_of(
     let target = want.target.map(|named| target::find(view, id, named));
     let (pool, reading) = view.pool(id);
     let till = Till { shared, avoid: want.avoid, rng, tallies, work: load::work(want.length) };
-    let mut field = Field { pool, reading, now_us, want, till };
+    let mut field = Field { pool, reading, now_us, want, till, choice: Choice::default() };
     let chosen = match target {
         Some(at) => target::choose(&mut field, at),
         None => field
@@ -171,9 +175,13 @@ fn choose_of(
             })
             .or_else(|| if want.routing.panic { field.least_bad() } else { None }),
     };
+    let choice = field.choice;
+    if chosen.is_some() {
+        field.reading.totals.in_flight += 1;
+    }
+    view.choice = choice;
     match chosen {
         Some(guard) => {
-            field.reading.totals.in_flight += 1;
             tallies.selected(guard.slot());
             Ok(guard)
         }
@@ -189,6 +197,8 @@ struct Field<'a> {
     now_us: u64,
     want: &'a Want<'a>,
     till: Till<'a>,
+    /// What the policy went by.
+    choice: Choice,
 }
 
 /// Where candidates are charged.

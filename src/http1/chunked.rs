@@ -87,6 +87,8 @@ pub struct Chunked {
     seen: u32,
     /// The size so far; in `Data`: what is left of the chunk.
     left: u64,
+    /// Payload of the newest chunk that has begun.
+    chunk: u64,
     /// Bytes so far that were no payload.
     framing: u64,
     /// Those of them that were extensions, or white space before them.
@@ -102,6 +104,11 @@ impl Chunked {
     /// Payload bytes that are left of the current chunk; 0 outside of payload.
     pub fn remaining(&self) -> u64 {
         if self.at == At::Data { self.left } else { 0 }
+    }
+
+    /// Payload bytes of the newest chunk that has begun, whole; 0 before the first.
+    pub fn chunk(&self) -> u64 {
+        self.chunk
     }
 
     /// Whether the message ended.
@@ -204,7 +211,12 @@ impl Chunked {
             (At::SizeLf, b'\n') => {
                 self.digits = 0;
                 self.seen = 0;
-                if self.left == 0 { At::Trailer } else { At::Data }
+                if self.left == 0 {
+                    At::Trailer
+                } else {
+                    self.chunk = self.left;
+                    At::Data
+                }
             }
             (At::DataCr, b'\r') => At::DataLf,
             (At::DataLf, b'\n') => At::Size,
@@ -272,9 +284,9 @@ mod tests {
     fn passing_payload_by_is_the_same_as_showing_it() {
         let mut c = Chunked::new();
         assert_eq!(c.next(b"10\r\nab").unwrap().payload, 4..6);
-        assert_eq!(c.remaining(), 14);
+        assert_eq!((c.remaining(), c.chunk()), (14, 16));
         c.pass(14);
-        assert_eq!(c.remaining(), 0);
+        assert_eq!((c.remaining(), c.chunk()), (0, 16));
         assert!(c.skim(b"\r\n0\r\n\r\n").unwrap().done);
         assert!(c.done());
         assert_eq!(c.skim(b"more").unwrap(), Skim { consumed: 0, payload: 0, done: true });

@@ -21,6 +21,9 @@ pub struct HeadLimits {
     pub fields: usize,
 }
 
+/// Field lines that a head has room for before it has to grow.
+pub(super) const USUAL_FIELDS: usize = 16;
+
 /// Where the parser stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {

@@ -4,7 +4,8 @@
 //! fault to answer with. Never accepts a message whose length or target another parser could read differently.
 
 use super::head::{
-    self, Field, FieldKind, Flaw, HeadLimits, MAX_FIELDS, Method, Parsed, Scan, Step, Version, decimal, is_tchar,
+    self, Field, FieldKind, Flaw, HeadLimits, MAX_FIELDS, Method, Parsed, Scan, Step, USUAL_FIELDS, Version, decimal,
+    is_tchar,
 };
 use crate::fault::{Fault, What};
 use crate::limits::{MAX_REQUEST_ID_BYTES, MAX_TARGET_BYTES};
@@ -53,7 +54,7 @@ pub struct RequestHead {
 impl RequestHead {
     /// An empty head.
     pub fn new() -> Self {
-        RequestHead { fields: Vec::with_capacity(32), ..RequestHead::default() }
+        RequestHead { fields: Vec::with_capacity(USUAL_FIELDS), ..RequestHead::default() }
     }
 
     /// Forgets everything, so that the next [`parse`](Self::parse) begins a new head. Needed only where a head was left

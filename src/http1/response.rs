@@ -4,7 +4,8 @@
 //! what is ambiguous is [`What::BadAnswer`], because a misread length would hand one client another's bytes.
 
 use super::head::{
-    self, Field, FieldKind, Flaw, HeadLimits, MAX_FIELDS, Method, Parsed, Scan, Step, Version, decimal, is_value_byte,
+    self, Field, FieldKind, Flaw, HeadLimits, MAX_FIELDS, Method, Parsed, Scan, Step, USUAL_FIELDS, Version, decimal,
+    is_value_byte,
 };
 use crate::fault::{Fault, What};
 use crate::span::Span;
@@ -42,7 +43,7 @@ pub struct ResponseHead {
 impl ResponseHead {
     /// An empty head.
     pub fn new() -> Self {
-        ResponseHead { fields: Vec::with_capacity(32), ..ResponseHead::default() }
+        ResponseHead { fields: Vec::with_capacity(USUAL_FIELDS), ..ResponseHead::default() }
     }
 
     /// Forgets everything; see [`RequestHead::reset`](super::RequestHead::reset).

@@ -12,25 +12,31 @@ use crate::lane::wire::Pipe;
 pub struct Pipes<P> {
     resting: RefCell<Vec<P>>,
     used: Cell<usize>,
-    cap: usize,
+    cap: Cell<usize>,
     bytes: usize,
 }
 
 impl<P: Pipe> Pipes<P> {
     /// Up to `cap` pipes, each asked to hold `bytes`; they are made when they are needed.
     pub fn new(cap: usize, bytes: usize) -> Self {
-        Pipes { resting: RefCell::default(), used: Cell::new(0), cap, bytes }
+        Pipes { resting: RefCell::default(), used: Cell::new(0), cap: Cell::new(cap), bytes }
     }
 
     /// An empty pipe; none when all are in use, or when the system gives none.
     pub fn take(&self) -> Option<Taken<'_, P>> {
-        if self.used.get() >= self.cap {
+        if self.used.get() >= self.cap.get() {
             return None;
         }
         let rested = self.resting.borrow_mut().pop();
         let pipe = rested.or_else(|| P::open(self.bytes).ok())?;
         self.used.set(self.used.get() + 1);
         Some(Taken { pipe: Some(pipe), pipes: self })
+    }
+
+    /// From now on at most `cap`; those in use stay until their answers end.
+    pub fn limit(&self, cap: usize) {
+        self.cap.set(cap);
+        self.resting.borrow_mut().truncate(cap);
     }
 
     /// Pipes that answers have.
@@ -96,6 +102,10 @@ mod tests {
         assert_eq!((pipes.used(), pipes.resting()), (0, 1));
         assert_eq!(pipes.take().unwrap().held(), 0);
         assert!(Pipes::<Counted>::new(0, 1).take().is_none());
+        pipes.limit(0);
+        assert!(pipes.resting() == 0 && pipes.take().is_none());
+        pipes.limit(1);
+        assert!(pipes.take().is_some());
         let none = Pipes::<Counted>::new(1, 0);
         assert!(none.take().is_none());
         assert_eq!(none.used(), 0);

@@ -5,10 +5,11 @@
 //! roster moved.
 
 use crate::limits::{FRESH_FLEET, IN_FLIGHT_BITS, MEAN_AGE_US, VIEW_AGE_US};
+use crate::metrics::Tally;
 use crate::shared::Shared;
 use crate::shared::load::Word;
 use crate::shared::prefix::{Found, Kind, TreeId, TreeKey};
-use crate::shared::roster::{Pool, Published, Role, Slot, Worker};
+use crate::shared::roster::{Label, Pool, Published, Role, Slot, Worker};
 use crate::shared::vitals::Vital;
 
 /// The word of a member that cannot be chosen (not usable, or full): above every word that can.
@@ -26,6 +27,18 @@ pub struct View {
     snapshot: Published,
     /// One a pool of the snapshot, by index.
     readings: Box<[Reading]>,
+    /// What the last selection went by.
+    pub choice: Choice,
+}
+
+/// What a selection went by, where its policy says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The counter of its kind.
+    pub reason: Option<Tally>,
+    /// Symbols of the prompt that the usable worker with the most of it has, of so many.
+    pub matched: u32,
+    pub symbols: u32,
 }
 
 /// Which pool of the view's present snapshot; good until the next [`View::refresh`].
@@ -35,8 +48,14 @@ pub struct PoolId(usize);
 impl View {
     /// The view of a lane, with the newest snapshot adopted.
     pub fn new(lane: usize, shared: &'static Shared, default_model: Option<Box<str>>) -> Self {
-        let mut view =
-            View { lane, shared, default_model, snapshot: shared.roster.snapshot(), readings: Box::default() };
+        let mut view = View {
+            lane,
+            shared,
+            default_model,
+            snapshot: shared.roster.snapshot(),
+            readings: Box::default(),
+            choice: Choice::default(),
+        };
         view.adopt();
         view
     }
@@ -69,6 +88,11 @@ impl View {
             })
             .collect();
         self.shared.roster.saw(self.lane, self.snapshot.generation);
+    }
+
+    /// From now on requests that name no model go to this one's workers; `None`: to any.
+    pub fn set_default_model(&mut self, model: Option<&str>) {
+        self.default_model = model.map(Box::from);
     }
 
     /// The shared state that this view reads.
@@ -107,6 +131,18 @@ impl View {
     /// The name a request is routed by: its own, else the default model's.
     pub fn model<'a>(&'a self, asked: Option<&'a [u8]>) -> Option<&'a [u8]> {
         asked.or(self.default_model.as_deref().map(str::as_bytes))
+    }
+
+    /// Where the model of a request that asks for one, or for none, is counted.
+    #[inline]
+    pub fn label(&self, asked: Option<&[u8]>) -> Label {
+        self.model(asked).map_or(Label::default(), |model| self.snapshot.label(model))
+    }
+
+    /// The place of a label that this or an earlier snapshot gave; 0 when its model is gone.
+    #[inline]
+    pub fn label_place(&self, label: Label) -> usize {
+        self.snapshot.label_place(label)
     }
 
     /// The pool for a request that asks for a model, or for none; `None` when no worker of the role serves it.

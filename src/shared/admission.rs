@@ -32,9 +32,9 @@ const fn waiting(word: u64) -> u32 {
 /// Permits and queue of the process. Writers: every lane.
 pub struct Admission {
     /// Permits in use, and how many wait. The latter changes under the mutex only; while it is not 0, the former is at
-    /// the limit.
+    /// the limit, or above it where that was lowered.
     word: CachePadded<AtomicU64>,
-    /// The limit. Written once, before the lanes start.
+    /// The limit. Written by boot, and by control under the mutex.
     permits: AtomicU32,
     /// Places in the queue; the same.
     places: AtomicU32,
@@ -100,10 +100,33 @@ impl Admission {
         }
     }
 
-    /// Sets how many permits and places there are, before anybody asks for one.
-    pub fn open(&self, permits: u32, places: u32) {
+    /// Sets how many permits and places there are; [`Shared::limit_requests`] for when somebody may wait already. With
+    /// fewer permits than are in use, nobody is let in before enough have come back; who waits keeps the place. Gives
+    /// the lanes whose bells are to be rung, because there is room for some who wait.
+    pub fn open(&self, permits: u32, places: u32) -> Vec<usize> {
+        let mut queue = self.lock();
         self.permits.store(permits, Ordering::Relaxed);
         self.places.store(places, Ordering::Relaxed);
+        let mut lanes = Vec::new();
+        // Nobody else changes the number of those in use while somebody waits, but who gives back, under the mutex.
+        while queue.first != NOBODY && self.in_use() < permits {
+            self.word.fetch_add(ONE_IN_USE, Ordering::Relaxed);
+            lanes.extend(self.let_in(&mut queue));
+        }
+        lanes
+    }
+
+    /// Lets in who came first, with a permit that is counted already; gives the lane whose bell is to be rung.
+    fn let_in(&self, queue: &mut Queue) -> Option<usize> {
+        let key = queue.first;
+        queue.unlink(key);
+        self.word.fetch_sub(1, Ordering::Relaxed);
+        queue.places[key].let_in = true;
+        let Place { lane, seat, .. } = queue.places[key];
+        let called = &mut queue.called[lane];
+        called.push(seat);
+        // If there are others, the bell that was rung for them has not been answered.
+        (called.len() == 1).then_some(lane)
     }
 
     /// Permits in use at the moment.
@@ -139,20 +162,12 @@ impl Admission {
             return None;
         }
         let mut queue = self.lock();
-        let key = queue.first;
-        if key == NOBODY {
-            // Who waited has left since.
+        if queue.first == NOBODY || self.in_use() > self.permits.load(Ordering::Relaxed) {
+            // Who waited has left since, or the limit was lowered.
             self.word.fetch_sub(ONE_IN_USE, Ordering::Relaxed);
             return None;
         }
-        queue.unlink(key);
-        self.word.fetch_sub(1, Ordering::Relaxed);
-        queue.places[key].let_in = true;
-        let Place { lane, seat, .. } = queue.places[key];
-        let called = &mut queue.called[lane];
-        called.push(seat);
-        // If there are others, the bell that was rung for them has not been answered.
-        (called.len() == 1).then_some(lane)
+        self.let_in(&mut queue)
     }
 }
 
@@ -325,6 +340,28 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_can_be_raised_and_lowered_while_somebody_waits() {
+        let shared = open(2, 1, 4);
+        let mut held: Vec<Permit> = Permit::take(shared).into_iter().collect();
+        let mut tickets: Vec<Ticket> = [(0, 1), (1, 2), (0, 3)].map(|(lane, seat)| waits(shared, lane, seat)).into();
+        assert_eq!(shared.admission.open(3, 0), [0, 1]);
+        assert_eq!((counts(shared), seats(shared, 0), seats(shared, 1)), ((3, 1), vec![1], vec![2]));
+        held.extend(tickets.drain(..2).map(|mut ticket| ticket.claim().unwrap()));
+        assert!(matches!(Ticket::draw(shared, 0, 4), Lined::Full), "who waits keeps the place, nobody gets a new one");
+
+        assert!(shared.admission.open(1, 4).is_empty());
+        for left in [2, 1] {
+            drop(held.pop());
+            assert_eq!(counts(shared), (left, 1), "permits above the limit are not handed over");
+        }
+        assert!(Permit::take(shared).is_none() && tickets[0].claim().is_none());
+        drop(held.pop());
+        assert_eq!(seats(shared, 0), [3]);
+        drop(tickets.remove(0).claim().unwrap());
+        assert_eq!(counts(shared), (0, 0));
+    }
+
+    #[test]
     fn a_bell_is_rung_once_until_it_is_answered() {
         let shared = open(1, 2, 4);
         let admission = &shared.admission;
@@ -447,6 +484,55 @@ mod tests {
         println!("served, refused, left: {done:?}; at most {most:?} inside");
         assert_eq!(done.iter().sum::<u32>() as usize, 4 * ROUNDS);
         assert!(most.load(Ordering::SeqCst) <= LIMIT && done[0] > 0);
+        assert_eq!((counts(shared), shared.admission.lock().places.len()), ((0, 0), 0));
+    }
+
+    /// The limit moves while threads come and go: nobody is forgotten in the queue, and nothing is left over.
+    #[test]
+    fn a_limit_that_moves_forgets_nobody() {
+        const ROUNDS: usize = 3000;
+        let shared = open(4, 2, 8);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let lanes: Vec<_> = (0..3)
+                .map(|lane| {
+                    scope.spawn(move || {
+                        let mut rng = fastrand::Rng::with_seed(lane as u64);
+                        let mut held = Vec::new();
+                        for round in 0..ROUNDS {
+                            // Who holds some and waits for more could wait for itself.
+                            if rng.u32(..3) == 0 {
+                                held.clear();
+                            }
+                            match Permit::take(shared) {
+                                Some(permit) => held.push(permit),
+                                None => {
+                                    held.clear();
+                                    let Lined::Waits(mut ticket) = Ticket::draw(shared, lane, round) else { continue };
+                                    let begun = Instant::now();
+                                    while ticket.claim().is_none() {
+                                        assert!(begun.elapsed() < Duration::from_secs(20), "forgotten in the queue");
+                                        drop(seats(shared, lane));
+                                        std::thread::yield_now();
+                                    }
+                                }
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let over = &over;
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(9);
+                while !over.load(Ordering::Relaxed) {
+                    shared.limit_requests(rng.u32(..5), rng.u32(..9));
+                    std::thread::yield_now();
+                }
+            });
+            let ended: Vec<_> = lanes.into_iter().map(|lane| lane.join()).collect();
+            over.store(true, Ordering::Relaxed);
+            assert!(ended.iter().all(Result::is_ok));
+        });
         assert_eq!((counts(shared), shared.admission.lock().places.len()), ((0, 0), 0));
     }
 }

@@ -85,7 +85,7 @@ impl Word {
 pub struct Load {
     // Dense, eight to a cache line: a selection reads all of them, and reading is what there is most of.
     pub(super) words: Box<[AtomicU64]>,
-    /// Most requests in flight that a worker may have. Written once, before the lanes start.
+    /// Most requests in flight that a worker may have. Writers: boot, then control.
     most: AtomicU32,
     /// Where guards give their trials back; known from the first one on.
     vitals: OnceLock<&'static Vitals>,
@@ -98,7 +98,8 @@ impl Load {
         Load { words, most: AtomicU32::new(MOST_IN_FLIGHT), vitals: OnceLock::new() }
     }
 
-    /// Sets how many requests in flight a worker may have, before anybody reserves; 0: as many as the word holds.
+    /// Sets how many requests in flight a worker may have; 0: as many as the word holds. One that has more gets none
+    /// until enough have ended.
     pub fn limit(&self, most: u32) {
         self.most.store(if most == 0 { MOST_IN_FLIGHT } else { most.min(MOST_IN_FLIGHT) }, Ordering::Relaxed);
     }

@@ -1,10 +1,10 @@
-//! Memory for buffered request bodies of the whole process.
+//! Memory for buffered bodies of the whole process.
 //!
-//! Takes claims from receive, gives shares that are returned when dropped. Never grants more than the limit.
+//! Takes claims of those that hold bodies of requests or answers, gives shares that are returned when dropped. Never grants more than the limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that are claimed at the moment. Writers: receive, every lane; only for bodies beyond the first 64 KiB.
+/// Bytes that are claimed at the moment. Writers: every lane, for bodies above 64 KiB.
 #[derive(Default)]
 pub struct Memory {
     claimed: AtomicU64,

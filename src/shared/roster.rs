@@ -4,12 +4,13 @@
 //! to see that it moved. Never reuses a slot whose in-flight count is not zero, nor one that some lane may
 //! still know under its old tenant. A stale snapshot is legal for one request.
 
+mod labels;
 mod pairs;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use crossbeam::utils::CachePadded;
@@ -18,7 +19,9 @@ use super::Shared;
 use super::load::Load;
 use super::ring::{self, Ring};
 use super::vitals::{Health, Vitals};
-use crate::limits::{MAX_WORKERS, MOST_WORK, WORK_FADE};
+use crate::limits::{MAX_MODEL_LABELS, MAX_WORKERS, MOST_WORK, WORK_FADE};
+use labels::Labels;
+pub use labels::{Label, Labelled, OTHER};
 use pairs::Pairs;
 
 /// Index of a worker in the load and vitals arrays; below [`crate::limits::MAX_WORKERS`].
@@ -168,6 +171,10 @@ pub struct Snapshot {
     pairs: Pairs,
     /// Place in `workers` by slot; `NOBODY` where the slot is free.
     by_slot: Box<[u16]>,
+    /// Models that are counted by name, sorted.
+    labels: Box<[Labelled]>,
+    /// Who has each place of a label; 0: nobody.
+    tenants: Box<[u32]>,
 }
 
 const NOBODY: u16 = u16::MAX;
@@ -192,6 +199,8 @@ impl Snapshot {
             everyone,
             pairs: Pairs::default(),
             by_slot: by_slot.into(),
+            labels: Box::default(),
+            tenants: Box::default(),
             workers: workers.into_boxed_slice(),
         };
         if snapshot.pairs(None).is_some() {
@@ -253,6 +262,25 @@ impl Snapshot {
     /// Names of all models that some worker serves, sorted, each once.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.pools.chunk_by(|a, b| a.model == b.model).filter_map(|pools| pools[0].model.as_deref())
+    }
+
+    /// Models that are counted by name, sorted: all, if they are not too many.
+    pub fn labels(&self) -> &[Labelled] {
+        &self.labels
+    }
+
+    /// Where a model is counted.
+    #[inline]
+    pub fn label(&self, model: &[u8]) -> Label {
+        let found = self.labels.binary_search_by(|known| known.model.as_bytes().cmp(model));
+        found.map_or(Label::default(), |at| self.labels[at].label)
+    }
+
+    /// The place of a label, 0 when its model is gone.
+    #[inline]
+    pub fn label_place(&self, label: Label) -> usize {
+        let place = usize::from(label.place);
+        if self.tenants.get(place) == Some(&label.tenant) { place } else { 0 }
     }
 
     /// Gives a worker that joins or comes back its starting credit: as much processed work as the usable peer
@@ -371,6 +399,8 @@ pub struct Roster {
     rings: AtomicBool,
     /// Newest generation each lane has adopted; `u64::MAX` for a lane that has ended.
     seen: Box<[CachePadded<AtomicU64>]>,
+    /// Which model is counted where. For the writer alone.
+    labels: Mutex<Labels>,
 }
 
 impl Roster {
@@ -381,6 +411,7 @@ impl Roster {
             generation: AtomicU64::new(0),
             rings: AtomicBool::new(false),
             seen: (0..lanes).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
+            labels: Mutex::default(),
         }
     }
 
@@ -405,9 +436,21 @@ impl Roster {
     /// Publishes a new list (control thread only); returns its generation. Ring the lanes' bells afterwards: a lane
     /// that is idle adopts it only when woken.
     pub fn publish(&self, workers: Vec<Arc<Worker>>) -> u64 {
+        self.publish_with(workers, |_| {})
+    }
+
+    /// The same; `begin` is told each place of [`Label`]s that will have a new tenant, before anybody counts there.
+    pub fn publish_with(&self, workers: Vec<Arc<Worker>>, begin: impl FnMut(u16)) -> u64 {
         // Relaxed: this thread is the only writer.
         let generation = self.generation.load(Ordering::Relaxed) + 1;
-        let snapshot = Snapshot::new(generation, workers);
+        let mut snapshot = Snapshot::new(generation, workers);
+        let mut labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = labels.assign(snapshot.models(), generation, self.oldest_seen(), begin);
+        snapshot.labels = known.into();
+        drop(labels);
+        let mut tenants = vec![0; MAX_MODEL_LABELS + 1];
+        snapshot.labels.iter().for_each(|known| tenants[usize::from(known.label.place)] = known.label.tenant);
+        snapshot.tenants = tenants.into();
         if self.rings.load(Ordering::Relaxed) {
             for pool in snapshot.all_pools() {
                 pool.ring();

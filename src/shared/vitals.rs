@@ -15,11 +15,11 @@
 
 mod word;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::roster::Slot;
 use crate::config::Breaker;
+use crate::config::options::MOST_OPEN_S;
 use crate::limits::MAX_WORKERS;
 pub use word::{Effect, Event, FIRST_WEIGHT, State, Vital};
 
@@ -74,7 +74,8 @@ pub struct Vitals {
     words: Box<[AtomicU64]>,
     /// Touched only where something failed or changed.
     counts: Box<[Counts]>,
-    rules: OnceLock<Breaker>,
+    /// A packed [`Breaker`], by [`pack`]; 0: [`Breaker::DEFAULT`].
+    rules: AtomicU64,
     /// Somebody decides whether a breaker may open.
     deciding: AtomicBool,
 }
@@ -85,19 +86,24 @@ impl Vitals {
         Vitals {
             words: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect(),
             counts: (0..MAX_WORKERS).map(|_| Counts::default()).collect(),
-            rules: OnceLock::new(),
+            rules: AtomicU64::new(0),
             deciding: AtomicBool::new(false),
         }
     }
 
-    /// Sets the breakers' rules: once, before anything serves; until then [`Breaker::DEFAULT`] counts.
+    /// Sets the breakers' rules (boot, then control); until then [`Breaker::DEFAULT`] counts. Breakers that are open
+    /// stay so for as long as they were going to.
     pub fn set_rules(&self, rules: Breaker) {
-        let _ = self.rules.set(rules);
+        // Relaxed: the rules are one word, and whichever a transition finds are good.
+        self.rules.store(pack(rules), Ordering::Relaxed);
     }
 
     /// The breakers' rules.
-    pub fn rules(&self) -> &Breaker {
-        self.rules.get().unwrap_or(&Breaker::DEFAULT)
+    pub fn rules(&self) -> Breaker {
+        match self.rules.load(Ordering::Relaxed) {
+            0 => Breaker::DEFAULT,
+            word => unpack(word),
+        }
     }
 
     /// What the probes think of the slot's worker.
@@ -202,7 +208,7 @@ impl Vitals {
         let (word, rules) = (&self.words[slot as usize], self.rules());
         let mut now = self.vital(slot);
         let effect = loop {
-            let (next, effect) = now.after(event, rules);
+            let (next, effect) = now.after(event, &rules);
             match word.compare_exchange_weak(now.0, next.0, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => break effect,
                 Err(other) => now = Vital(other),
@@ -214,6 +220,26 @@ impl Vitals {
         effect
     }
 }
+
+/// Rules as one word, which is never 0: a breaker needs at least one failure to open.
+const fn pack(rules: Breaker) -> u64 {
+    let Breaker { on, failures, successes, open_s, window_s } = rules;
+    on as u64 | (failures as u64) << 1 | (successes as u64) << 9 | (open_s as u64) << 17 | (window_s as u64) << 40
+}
+
+const fn unpack(word: u64) -> Breaker {
+    Breaker {
+        on: word & 1 == 1,
+        failures: (word >> 1) as u8,
+        successes: (word >> 9) as u8,
+        open_s: (word >> 17 & RULE_SECONDS) as u32,
+        window_s: (word >> 40 & RULE_SECONDS) as u32,
+    }
+}
+
+/// Most seconds that the packed rules hold.
+const RULE_SECONDS: u64 = (1 << 23) - 1;
+const _: () = assert!(MOST_OPEN_S <= RULE_SECONDS);
 
 impl Default for Vitals {
     fn default() -> Self {

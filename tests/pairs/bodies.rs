@@ -7,7 +7,7 @@ use corelane::mock::{Controls, Settings};
 use serde_json::{Value, json};
 
 use crate::Pairs;
-use crate::rig::request;
+use crate::rig::{request, until};
 
 /// The last body that an engine got.
 fn body_of(engine: &corelane::mock::Engine) -> String {
@@ -170,6 +170,38 @@ fn log_probabilities_of_the_prompt_come_from_the_prefill() {
     let plain = pairs.http().post("/generate", &ask).expect(200).text();
     assert!(!plain.contains("input_token_logprobs\":[["), "{plain}");
     pairs.settles();
+}
+
+/// A prefill that has a megabyte to say says it in every event, however many come at once.
+#[test]
+fn large_log_probabilities_are_put_into_every_event() {
+    let pairs = Pairs::new(1, 1);
+    let sampling = json!({"max_new_tokens": 12});
+    let text = "t".repeat(250_000);
+    let ask = json!({"text": text, "return_logprob": true, "stream": true, "sampling_params": sampling});
+    let whole = pairs.http().post("/generate", &ask).expect(200).text();
+    let events: Vec<&str> = whole.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    assert_eq!((events.len(), events.last()), (14, Some(&"[DONE]")));
+    for event in &events[..13] {
+        assert!(logprobs(&serde_json::from_str(event).unwrap()) > 62_000, "{}", &event[..200]);
+    }
+    pairs.settles();
+}
+
+/// What is read whole of workers' answers counts like what is read of clients.
+#[test]
+fn answers_that_are_read_whole_have_a_bound_together() {
+    // A million bytes of prompt are a quarter of a million tokens, of each of which the prefill has something to say.
+    let ask = json!({"text": "t".repeat(1 << 20), "return_logprob": true, "sampling_params": {"max_new_tokens": 1}});
+    for (memory, status) in [(2 << 20, 503), (64 << 20, 200)] {
+        let pairs = Pairs::with(Settings::default(), 1, 1, |c| c.body_memory_bytes = memory);
+        let answer = pairs.http().post("/generate", &ask).expect(status);
+        assert_eq!(answer.header("x-corelane-error"), (status == 503).then_some("out_of_buffers"));
+        pairs.settles();
+        until("all of it is given back", || pairs.gateway.shared().memory.claimed() == 0);
+        let vitals = &pairs.gateway.shared().vitals;
+        assert!((0..2).all(|slot| vitals.vital(slot).failures() == 0), "the workers are blamed");
+    }
 }
 
 /// Answers into which nothing can be put pass as they are, and one without a body gets none.

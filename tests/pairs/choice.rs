@@ -41,6 +41,19 @@ fn an_unreachable_worker_costs_no_request() {
     }
 }
 
+/// Tokens do not wait for what the prefill worker has still to say (field report 18).
+#[test]
+fn tokens_do_not_wait_for_the_prefills_answer() {
+    let pairs = Pairs::new(1, 1);
+    pairs.prefill.engine(0).misbehave(Some(Controls { stall_after_events: Some(1), ..Controls::default() }));
+    let ask = json!({"model": "mock", "prompt": "Hello", "max_tokens": 8, "stream": true});
+    let answer = pairs.http().post("/v1/completions", &ask).expect(200);
+    assert!(answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
+    assert_eq!((pairs.prefill.engine(0).stats().active, pairs.decode.engine(0).stats().active), (1, 0));
+    pairs.prefill.engine(0).kill();
+    pairs.settles();
+}
+
 /// A failure is the failing worker's, not its partner's (field report 19).
 #[test]
 fn only_the_worker_that_failed_is_blamed() {

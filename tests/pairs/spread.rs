@@ -81,3 +81,22 @@ fn in_mid_decode_only_the_decode_worker_is_charged() {
     assert_eq!(in_flight(&pairs.gateway), 0);
     assert_eq!((pairs.metric(&prefill), pairs.metric(&decode)), (Some(0.0), Some(0.0)));
 }
+
+#[test]
+fn the_access_log_names_both_workers_of_a_pair() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("pairs-{}.log", std::process::id()));
+    let pairs = Pairs::with(Settings::default(), 1, 1, |c| {
+        c.access_log = corelane::config::AccessLog::All;
+        c.access_log_path = path.to_str().expect("UTF-8").to_owned();
+    });
+    let body = json!({"model":"mock","prompt":"a long prompt ".repeat(40),"max_tokens":3,"stream":true});
+    pairs.http().post("/v1/completions", &body).expect(200);
+    let text = || std::fs::read_to_string(&path).unwrap_or_default();
+    until("its line is written", || text().ends_with('\n'));
+    let line: serde_json::Value = serde_json::from_str(&text()).expect("one line");
+    assert_eq!((&line["prefill"], &line["decode"]), (&json!(pairs.prefill.urls()[0]), &json!(pairs.decode.urls()[0])));
+    assert_eq!((&line["worker"], &line["decision"]), (&json!(null), &json!("miss")), "the prefill worker's decision");
+    assert_eq!((&line["status"], &line["end"], &line["attempts"]), (&json!(200), &json!("complete"), &json!(1)));
+    assert_eq!(pairs.metric(r#"corelane_model_first_token_seconds_count{model="mock"}"#), Some(1.0));
+    let _ = std::fs::remove_file(&path);
+}

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corelane::config::{Config, Policy, WorkerSpec};
-use corelane::metrics::Tally;
+use corelane::metrics::{Tally, Time};
 use corelane::mock::Settings;
 use serde_json::json;
 
@@ -128,7 +128,7 @@ fn no_more_than_the_limit_go_to_workers_and_all_are_served() {
     let [peak, served] = [&counter.peak, &counter.served].map(|n| n.load(Ordering::SeqCst));
     assert_eq!((peak, served), (4, CLIENTS * REQUESTS), "the limit is reached and never exceeded");
     let lanes = gateway.shared().tallies.lanes();
-    let queued = |lane: &corelane::shared::tallies::Lane| lane.queued.counts().iter().sum::<u64>();
+    let queued = |lane: &corelane::shared::tallies::Lane| lane.times(route("/generate"), Time::Queue).count();
     assert!(lanes.iter().all(|lane| queued(lane) > 0), "requests of both lanes have waited");
     let before = tally_of(&gateway, Tally::Completions);
     until("lanes have published", || tally_of(&gateway, Tally::Completions) > before);
@@ -145,6 +145,10 @@ fn occupied(change: impl FnOnce(&mut Config)) -> (Rig, Http) {
     holder.send(&post("/generate", &json!({"text":"x","stream":true,"mock":{"hang":true}})));
     until("the engine has it", || rig.stats(0).active == 1);
     (rig, holder)
+}
+
+fn route(path: &str) -> usize {
+    corelane::config::routes::find(path.as_bytes()).expect("a route")
 }
 
 fn waits(rig: &Rig, path: &str) -> Http {
@@ -178,7 +182,8 @@ fn a_full_queue_says_so_at_once() {
     }
     empty(&rig.gateway);
     assert_eq!(rig.metric(r#"corelane_faults_total{code="queue_full"}"#), Some(3.0));
-    assert_eq!(rig.metric("corelane_queue_seconds_count"), Some(2.0));
+    assert_eq!(rig.metric(r#"corelane_queue_seconds_count{route="/generate"}"#), Some(1.0));
+    assert_eq!(rig.metric(r#"corelane_queue_seconds_count{route="/v1/completions"}"#), Some(1.0));
 }
 
 #[test]

@@ -149,3 +149,25 @@ fn strangers_are_answered_before_their_body() {
     refused(http.send(&bytes).answer_to("GET"));
     http.answer_to("GET").expect(200);
 }
+
+/// Only who knows the secret chooses the worker, and the secret goes no further.
+#[test]
+fn naming_a_worker_needs_the_secret() {
+    let rig = Rig::with(Settings::default(), 3, |c| c.target_worker_secret = Some(Secret::new("open")));
+    let body = br#"{"text":"x","mock":{"echo":true}}"#;
+    let url = rig.fleet.urls()[1].clone();
+    let asks = |fields: &[(&str, &str)]| {
+        (0..6).map(|_| rig.http().ask("POST", "/generate", fields, body).expect(200).json()).collect::<Vec<Value>>()
+    };
+    let named = rig.fleet.engine(1).addr().port();
+    let target = ("x-smg-target-worker", &*url);
+    for echo in asks(&[target, ("x-corelane-target-secret", "open")]) {
+        assert_eq!(echo["port"], named);
+        assert!(!echo["head"].to_string().contains("open") && !echo["head"].to_string().contains("target-worker"));
+    }
+    for fields in
+        [&[target][..], &[target, ("x-corelane-target-secret", "opem")], &[target, ("x-corelane-key", "open")]]
+    {
+        assert!(asks(fields).iter().any(|echo| echo["port"] != named), "{fields:?}");
+    }
+}

@@ -4,7 +4,7 @@ use corelane::config::{ExtraRoute, WorkerSpec};
 use corelane::mock::Settings;
 use serde_json::{Value, json};
 
-use crate::rig::{Http, Rig, config, fleet, specs, start, until};
+use crate::rig::{Http, Rig, config, fleet, post, specs, start, until};
 
 #[test]
 fn unknown_routes_and_methods_are_refused() {
@@ -134,6 +134,23 @@ fn extra_routes_pass_and_others_do_not() {
     assert_eq!(answer.header("allow"), Some("POST"));
     http.ask("DELETE", "/v1/loads", &[], b"").expect_error(405, "method_not_allowed");
     http.ask("GET", "/metrics", &[], b"").expect_error(404, "not_found");
+}
+
+/// Field report 1: what is passed on unread is charged like everything else.
+#[test]
+fn extra_routes_are_charged() {
+    let rig = Rig::with(Settings::default(), 4, |c| {
+        c.extra_routes = vec![ExtraRoute { path: "/v1/pooling".into(), methods: vec![] }];
+    });
+    let hang = json!({"input":"x","mock":{"hang":true}});
+    let mut clients: Vec<_> = (0..8).map(|_| rig.http()).collect();
+    for http in &mut clients {
+        http.send(&post("/v1/pooling", &hang));
+    }
+    until("each worker has its share", || (0..4).all(|worker| rig.stats(worker).active == 2));
+    assert_eq!(rig.in_flight(), 8);
+    drop(clients);
+    rig.settles();
 }
 
 #[test]

@@ -194,7 +194,7 @@ pub fn latin1(bytes: &[u8]) -> String {
 
 /// The bytes of a request.
 pub fn request(method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
-    let mut out = format!("{method} {path} HTTP/1.1\r\nHost: gateway.test\r\n").into_bytes();
+    let mut out = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n").into_bytes();
     for (name, value) in fields {
         out.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
     }

@@ -143,7 +143,8 @@ impl Fields {
     /// A key of the object at `depth`, whose quote opens at `pos`; `raw` is the string's contents.
     #[inline]
     pub(super) fn key(&mut self, depth: usize, pos: usize, raw: &[u8]) {
-        let mut plain = [0; MAX_KEY_BYTES];
+        // A longer name counts by its beginning, which is longer than any that is looked for as a whole.
+        let mut plain = [0; MAX_KEY_BYTES + 1];
         let name = if raw.contains(&b'\\') {
             let mut len = 0;
             unescape(raw, |byte| {
@@ -152,7 +153,7 @@ impl Fields {
                 }
                 len += 1;
             });
-            plain.get(..len).unwrap_or_default()
+            &plain[..len.min(plain.len())]
         } else {
             raw
         };

@@ -22,7 +22,7 @@ pub(super) async fn next<W: Wire>(
 ) -> Event {
     let mut next: Option<Chunk> = None;
     let mut stall = None;
-    client.timer.set(lane.stall_deadline(deadline));
+    client.timer.set(lane.stall_deadline(client.config.stall_timeout, deadline));
     poll_fn(|cx| {
         if lane.is_ending() {
             return Poll::Ready(Event::Fault(What::CutEnding));
@@ -31,7 +31,7 @@ pub(super) async fn next<W: Wire>(
             match receive(cx) {
                 Poll::Ready(Ok(chunk)) if !chunk.is_empty() => next = Some(chunk),
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
-                Poll::Pending if client.has_left(lane, cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
+                Poll::Pending if client.has_left(cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
                 Poll::Pending => {
                     let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
                     return client.timer.poll_due(cx).map(|()| Event::Fault(late));

@@ -1,14 +1,15 @@
 //! An answer that goes to nobody.
 //!
 //! Takes it with its connection, gives the connection back after the last byte, and the body where it is wanted. Never
-//! keeps more of a body than [`MAX_KEPT_ANSWER_BYTES`].
+//! keeps more of a body than [`MAX_KEPT_ANSWER_BYTES`], nor more than the process has memory for.
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use super::{Framing, collect};
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client};
+use crate::flow::passage::{Answer, Client, Kept};
 use crate::http1::ResponseHead;
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
@@ -20,15 +21,15 @@ use crate::limits::MAX_KEPT_ANSWER_BYTES;
 ///
 /// # Errors
 /// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
-/// kept, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
+/// kept, [`What::OutOfMemory`] when there is none for it, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
 /// [`What::ShuttingDown`].
 pub async fn drain<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,
     answer: Answer<W::Conn>,
     timer: &Timer,
-    deadline_us: u64,
-    mut keep: Option<&mut Vec<u8>>,
+    (stall, deadline_us): (Duration, u64),
+    mut keep: Option<&mut Kept>,
 ) -> Result<(Option<W::Conn>, ResponseHead), Fault> {
     let Answer { conn, head, mut chunk, head_len } = answer;
     chunk.advance(head_len);
@@ -36,20 +37,21 @@ pub async fn drain<W: Wire>(
     loop {
         let taken = match &mut keep {
             Some(body) => {
-                let taken = frame.unpack(&chunk, body);
-                if body.len() > MAX_KEPT_ANSWER_BYTES {
+                let taken = frame.unpack(&chunk, &mut body.bytes);
+                if body.bytes.len() > MAX_KEPT_ANSWER_BYTES {
                     return Err(Fault::with(What::BadAnswer, "It is too long for what has to be read of it."));
                 }
+                body.hold(lane)?;
                 taken
             }
             None => frame.take(&chunk),
         };
         let piece = taken.map_err(|_| Fault::with(What::BadAnswer, "Its body breaks its own framing."))?;
         if piece.done {
-            let reusable = head.keep_alive && piece.len == chunk.len() && !conn.is_sending() && collect(lane, &conn);
+            let reusable = head.keep_alive && piece.len == chunk.len() && collect(lane, &conn) == Some(true);
             return Ok((reusable.then_some(conn), head));
         }
-        timer.set(lane.stall_deadline(deadline_us));
+        timer.set(lane.stall_deadline(stall, deadline_us));
         let next = poll_fn(|cx| {
             if lane.is_ending() {
                 return Poll::Ready(Err(What::ShuttingDown));
@@ -57,7 +59,7 @@ pub async fn drain<W: Wire>(
             if let Poll::Ready(got) = conn.poll_recv(cx) {
                 return Poll::Ready(Ok(got));
             }
-            if client.is_some_and(|client| client.has_left(lane, cx)) {
+            if client.is_some_and(|client| client.has_left(cx)) {
                 return Poll::Ready(Err(What::ClientGone));
             }
             timer.poll_due(cx).map(|()| {

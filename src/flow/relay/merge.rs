@@ -6,7 +6,7 @@
 use super::logprobs::{Prefilled, Stream};
 use super::{Event, Framing, collect, copy, drain, finish};
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Outcome, Request};
+use crate::flow::passage::{Answer, Client, Kept, Outcome, Request};
 use crate::http1::{self, AnswerBody, Version};
 use crate::lane::Lane;
 use crate::lane::wire::{Conn, Outgoing, Wire};
@@ -36,19 +36,20 @@ async fn whole<W: Wire>(
     prefilled: &Prefilled,
 ) -> Result<Outcome<W::Conn>, Fault> {
     let head_bytes = answer.chunk[..answer.head_len].to_vec();
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
-    let mut body = Vec::new();
-    let (conn, head) = drain(lane, Some(client), answer, &client.timer, deadline, Some(&mut body)).await?;
+    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+    let mut body = Kept::default();
+    let until = (request.config.stall_timeout, deadline);
+    let (conn, head) = drain(lane, Some(client), answer, &client.timer, until, Some(&mut body)).await?;
     let mut merged = Vec::new();
-    if !prefilled.merge_json(&body, &mut merged) {
-        merged = body;
+    if !prefilled.merge_json(&body.bytes, &mut merged) {
+        merged = std::mem::take(&mut body.bytes);
     }
     let mut out = lane.buffers.take();
     begin(lane, request, &head, &head_bytes, AnswerBody::Length(merged.len() as u64), &mut out);
     out.extend_from_slice(&merged);
-    client.send(lane, Outgoing::Heap(out));
+    client.answer(lane, request, Outgoing::Heap(out));
     request.answered_us.set(lane.wire.now_us());
-    request.body_begun.set(true);
+    request.gave(lane);
     let (then, fault) = finish(lane, client, request, false, Ok(())).await;
     Ok(Outcome { then, status: head.status, conn, fault, head })
 }
@@ -68,6 +69,20 @@ fn begin<W: Wire>(
     http1::response_head(out, head, bytes, &told);
 }
 
+fn frame_text(chunked: bool, text: &[u8], out: &mut Vec<u8>) {
+    match (chunked, text) {
+        (_, []) => {}
+        (true, text) => http1::chunk(out, text),
+        (false, text) => out.extend_from_slice(text),
+    }
+}
+
+fn note_answered<W: Wire>(lane: &Lane<W>, request: &Request) {
+    if request.answered_us.get() == 0 {
+        request.answered_us.set(lane.wire.now_us());
+    }
+}
+
 async fn stream<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
@@ -82,7 +97,7 @@ async fn stream<W: Wire>(
     begin(lane, request, &head, &chunk[..head_len], framing, &mut out);
     chunk.advance(head_len);
     let mut frame = Framing::new(head.body);
-    let deadline = request.started_us + lane.config.request_timeout.as_micros() as u64;
+    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
     let (mut piece, mut text) = (Vec::new(), Vec::new());
     let mut excess = false;
     let ended = loop {
@@ -98,28 +113,37 @@ async fn stream<W: Wire>(
             }
             Err(fault) => break Err(fault),
         };
-        events.push(&piece, &mut text);
+        let mut taken = events.push(&piece, &mut text);
+        let mut flushed = Ok(());
+        while taken < piece.len() && flushed.is_ok() {
+            // Each event can be as long as all that the prefill said: the client gets these before more are made.
+            frame_text(chunked, &text, &mut out);
+            client.fragile.set(!chunked);
+            client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
+            request.body_begun.set(true);
+            note_answered(lane, request);
+            flushed = client.flush(lane).await;
+            text.clear();
+            taken += events.push(&piece[taken..], &mut text);
+        }
+        if let Err(what) = flushed {
+            break Err(what);
+        }
         if done {
             events.finish(&mut text);
         }
         if !text.is_empty() {
-            request.body_begun.set(true);
-            if chunked {
-                http1::chunk(&mut out, &text);
-            } else {
-                out.extend_from_slice(&text);
-            }
+            request.gave(lane);
+            frame_text(chunked, &text, &mut out);
         }
         if done && chunked {
             out.extend_from_slice(http1::LAST_CHUNK);
         }
         if !out.is_empty() {
             client.fragile.set(!chunked);
-            client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
+            client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
         }
-        if request.answered_us.get() == 0 {
-            request.answered_us.set(lane.wire.now_us());
-        }
+        note_answered(lane, request);
         if done {
             break Ok(());
         }
@@ -128,19 +152,15 @@ async fn stream<W: Wire>(
             Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => {
                 text.clear();
                 events.finish(&mut text);
+                frame_text(chunked, &text, &mut out);
                 if chunked {
-                    if !text.is_empty() {
-                        http1::chunk(&mut out, &text);
-                    }
                     out.extend_from_slice(http1::LAST_CHUNK);
-                } else {
-                    out.extend_from_slice(&text);
                 }
                 // The last send must be over before another begins.
                 if client.flush(lane).await.is_err() {
                     break Err(What::ClientLeft);
                 }
-                client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
+                client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
                 break Ok(());
             }
             Event::WorkerEnded(_) => break Err(What::Cut),
@@ -152,8 +172,7 @@ async fn stream<W: Wire>(
         && head.keep_alive
         && !excess
         && !matches!(frame, Framing::UntilClose)
-        && !conn.is_sending()
-        && collect(lane, &conn);
+        && collect(lane, &conn) == Some(true);
     let conn = reusable.then_some(conn);
     let (then, fault) = finish(lane, client, request, !chunked, ended).await;
     Ok(Outcome { then, status: head.status, conn, fault, head })

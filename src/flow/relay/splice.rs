@@ -1,6 +1,6 @@
 //! Payload passes from the worker's socket through a pipe to the client's, moved by the kernel.
 //!
-//! Takes both connections and how much may pass, gives how much did once it is all with the client's socket. A pipe is
+//! Takes both connections, the request and how much may pass, gives how much did once it is all with the client's socket. A pipe is
 //! held only while bytes are on their way. Never moves a byte more than was asked for, never leaves one in a pipe that
 //! somebody else gets: after a fault the pipe is closed.
 
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use super::Event;
 use crate::fault::What;
-use crate::flow::passage::{Client, Stall, give_back};
+use crate::flow::passage::{Client, Request, Stall, give_back};
 use crate::lane::Lane;
 use crate::lane::pipes::Taken;
 use crate::lane::wire::{Chunk, Conn, Drawn, Pipe, Wire};
@@ -23,13 +23,13 @@ pub(super) async fn splice<W: Wire>(
     client: &Client<W::Conn>,
     conn: &W::Conn,
     (left, live): (u64, bool),
-    deadline: u64,
+    request: &Request,
 ) -> Event {
     let mut moving = Moving {
         lane,
         client,
         conn,
-        deadline,
+        request,
         left,
         live,
         moved: 0,
@@ -70,7 +70,7 @@ struct Moving<'a, W: Wire> {
     lane: &'a Lane<W>,
     client: &'a Client<W::Conn>,
     conn: &'a W::Conn,
-    deadline: u64,
+    request: &'a Request,
     /// Still to be drawn.
     left: u64,
     live: bool,
@@ -164,7 +164,8 @@ impl<W: Wire> Moving<'_, W> {
             Poll::Ready(Ok(n)) => {
                 self.lane.count(Tally::ClientBytesOut, n as u64);
                 self.lane.count(Tally::RelaySpliced, n as u64);
-                self.lane.count(Tally::RelayEvents, 1);
+                self.lane.count(Tally::RelaySplices, 1);
+                self.request.sent.set(self.request.sent.get() + n as u64);
                 Ok(Step::Moved(n as u64))
             }
             Poll::Ready(Err(_)) => Err(What::ClientLeft),
@@ -195,14 +196,17 @@ impl<W: Wire> Moving<'_, W> {
     /// The worker's deadline runs.
     fn await_worker(&mut self, cx: &mut Context<'_>) -> Poll<What> {
         self.lately = None;
-        if self.client.has_left(self.lane, cx) {
+        if self.client.has_left(cx) {
             return Poll::Ready(What::ClientLeft);
         }
         if !matches!(self.clock, Clock::Worker) {
             self.clock = Clock::Worker;
-            self.client.timer.set(self.lane.stall_deadline(self.deadline));
+            self.client
+                .timer
+                .set(self.lane.stall_deadline(self.client.config.stall_timeout, self.request.deadline_us()));
         }
-        let late = if self.lane.wire.now_us() < self.deadline { What::CutStalled } else { What::CutTimeout };
+        let late =
+            if self.lane.wire.now_us() < self.request.deadline_us() { What::CutStalled } else { What::CutTimeout };
         self.client.timer.poll_due(cx).map(|()| late)
     }
 
@@ -212,6 +216,6 @@ impl<W: Wire> Moving<'_, W> {
             self.clock = Clock::Client(Stall::default());
         }
         let Clock::Client(stall) = &mut self.clock else { unreachable!("set above") };
-        stall.poll(self.lane, self.client, self.deadline, cx)
+        stall.poll(self.lane, self.client, self.request.deadline_us(), cx)
     }
 }

@@ -12,8 +12,8 @@
 
 use super::{Candidates, Field, least_load};
 use crate::config::BalanceMode;
-use crate::lane::view::{self, By, CLOSED};
-use crate::metrics::Tally;
+use crate::lane::view::{self, By, CLOSED, Choice};
+use crate::metrics::{Scale, Tally};
 use crate::shared::load::{LoadGuard, Word};
 use crate::shared::prefix::{self, Guard, Inserted, MAX_FOUND};
 use crate::shared::roster::Slot;
@@ -40,8 +40,9 @@ fn work(field: &Field, depth: u32) -> u64 {
     1 + (field.want.symbols.len() as u64).saturating_sub(depth.into())
 }
 
-fn count(field: &Field, chosen: Option<LoadGuard>, reason: Tally) -> Option<LoadGuard> {
+fn count(field: &mut Field, chosen: Option<LoadGuard>, reason: Tally) -> Option<LoadGuard> {
     if chosen.is_some() {
+        field.choice.reason = Some(reason);
         field.till.tallies.add(reason, 1);
     }
     chosen
@@ -82,6 +83,11 @@ fn look_up(field: &mut Field, pinned: &Guard) {
     let member = |slot, era| pool.team.is_none() || pool.place(slot, era).is_some();
     let usable = |slot, era| vitals.usable(slot) && !avoid.contains(&slot) && member(slot, era);
     field.till.shared.prefix.matched_in(tree, field.want.symbols, usable, &mut field.reading.found, pinned);
+    // Deepest first.
+    let matched = field.reading.found.holders().first().map_or(0, |holder| holder.depth);
+    let symbols = field.want.symbols.len();
+    field.choice = Choice { reason: None, matched, symbols: symbols as u32 };
+    field.till.tallies.matched.observe(Scale::Share, u64::from(matched) * 100 / symbols as u64);
 }
 
 fn note(field: &Field, guard: &LoadGuard, pinned: &Guard) {

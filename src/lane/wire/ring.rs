@@ -21,6 +21,7 @@ use slab::Slab;
 use super::bufring::{BufRing, GROUP, Lent};
 use super::chunk::{Chunk, Outgoing};
 use crate::limits::{RECV_BUFFER_BYTES, RING_COMPLETIONS, RING_ENTRIES};
+use crate::metrics::{MOST_BOUNDS, Scale};
 
 /// `IORING_RECVSEND_POLL_FIRST`: wait for readiness before the first try.
 const POLL_FIRST: u16 = 1;
@@ -218,6 +219,8 @@ pub struct Ring {
     pub enters: Cell<u64>,
     /// Completions reaped.
     pub completions: Cell<u64>,
+    /// Turns by how many completions they brought (see [`Scale::Batch`]).
+    pub batches: [Cell<u64>; MOST_BOUNDS + 1],
     /// Receives that found no buffer.
     pub no_buffers: Cell<u64>,
 }
@@ -249,6 +252,7 @@ impl Ring {
             mode,
             enters: Cell::new(0),
             completions: Cell::new(0),
+            batches: Default::default(),
             no_buffers: Cell::new(0),
         }))
     }
@@ -618,6 +622,8 @@ impl Ring {
             }
         }
         self.completions.set(self.completions.get() + n);
+        let batches = &self.batches[Scale::Batch.place(n)];
+        batches.set(batches.get() + 1);
         while let Some(key) = core.full.pop() {
             let generation = core.ops[key].generation;
             self.cancel(core, OpId { key: key as u32, generation });

@@ -351,6 +351,22 @@ fn at_most_half_of_every_pool_opens() {
     assert!(!shared.try_open(9), "nobody is there");
 }
 
+#[test]
+fn breakers_that_are_switched_off_close() {
+    let shared = fleet(1, 3, |_| vec!["a"]);
+    let others = Breaker { on: true, failures: 255, successes: 255, open_s: MOST_OPEN_S as u32, window_s: 86400 };
+    for rules in [others, Breaker { on: false, ..RULES }, RULES] {
+        shared.vitals.set_rules(rules);
+        assert_eq!(shared.vitals.rules(), rules);
+    }
+    assert_eq!([0, 1].map(|slot| fail(shared, slot)), [State::Open, State::Held]);
+    shared.vitals.set_rules(Breaker { on: false, ..RULES });
+    shared.close_breakers();
+    assert_eq!([0, 1].map(|slot| fail(shared, slot)), [State::Closed; 2]);
+    assert!([0, 1, 2].iter().all(|&slot| shared.vitals.usable(slot)));
+    assert_eq!([0, 1].map(|slot| shared.vitals.moves(slot, State::Closed)), [1, 0]);
+}
+
 /// Lanes fail, succeed, try and open all at once; control counts seconds and changes the roster.
 #[test]
 fn under_threads_no_pool_loses_more_than_half_and_trials_stay_few() {
@@ -369,6 +385,7 @@ fn under_threads_no_pool_loses_more_than_half_and_trials_stay_few() {
             assert!(2 * out <= WORKERS.into(), "{out} are out");
         }
     };
+    let count = |state| (0..WORKERS).map(|slot| vitals.moves(slot, state)).sum::<u64>();
     let over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         for lane in 0..LANES {
@@ -394,7 +411,11 @@ fn under_threads_no_pool_loses_more_than_half_and_trials_stay_few() {
             });
         }
         scope.spawn(|| {
-            for _ in 0..SECONDS {
+            // On a busy machine the lanes may have done little by then.
+            for second in 0..1000 * SECONDS {
+                if second >= SECONDS && count(State::Closed) > 5 {
+                    break;
+                }
                 for slot in 0..WORKERS {
                     vitals.second(slot);
                     if vitals.vital(slot).state() == State::Held {
@@ -411,7 +432,7 @@ fn under_threads_no_pool_loses_more_than_half_and_trials_stay_few() {
         assert_eq!(vitals.vital(slot).trials(), 0, "every place was given back");
     }
     for state in [State::Open, State::HalfOpen, State::Closed] {
-        assert!((0..WORKERS).map(|slot| vitals.moves(slot, state)).sum::<u64>() > 5, "{state:?}");
+        assert!(count(state) > 5, "{state:?}");
     }
     // From anywhere: when its requests go well it closes.
     for slot in 0..WORKERS {

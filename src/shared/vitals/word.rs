@@ -59,7 +59,7 @@ pub enum Event {
     BadWindow,
     /// It may open: its pools have room for that.
     MayOpen,
-    /// It may not stay open: a pool has shrunk.
+    /// It may not stay open: a pool has shrunk, or breakers were switched off.
     MustYield,
     /// A request wants to be a trial.
     TrialBegins,
@@ -240,6 +240,9 @@ impl Vital {
             (Event::Failed, State::Open | State::Held) => (self.ill(), None),
             (Event::BadWindow, State::Closed) if rules.on => self.held(),
             (Event::MayOpen, State::Held) => self.opened(rules),
+            // Nobody is out any more where no breaker may open.
+            (Event::MustYield, State::Open | State::HalfOpen) if !rules.on => self.with(LEFT, 0).to(State::Closed),
+            (Event::MustYield, State::Held) if !rules.on => (self.with(STATE, State::Closed as u64), None),
             (Event::MustYield, State::Open | State::HalfOpen) => {
                 (self.with(LEFT, 0).with(SUCCESSES, 0).with(STATE, State::Held as u64), None)
             }

@@ -5,7 +5,7 @@
 //! better than none.
 
 use super::Prefilled;
-use crate::limits::MAX_EVENT_BYTES;
+use crate::limits::{MAX_EVENT_BYTES, MERGED_TURN_BYTES};
 use crate::span::Span;
 
 /// A decode's stream on its way to the client.
@@ -24,10 +24,13 @@ impl Stream {
         Stream { prefilled, ends: Ends::default(), held: Vec::new(), passes: false }
     }
 
-    /// Takes the next bytes of the stream, appends every event that is complete by now.
-    pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+    /// Takes the next bytes of the stream, appends every event that is complete by now. Gives how many bytes it took:
+    /// all, unless there are [`MERGED_TURN_BYTES`] in `out` before.
+    pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) -> usize {
         let mut rest = piece;
-        while let Some(end) = self.ends.next(rest) {
+        while out.len() < MERGED_TURN_BYTES
+            && let Some(end) = self.ends.next(rest)
+        {
             let (event, next) = rest.split_at(end);
             rest = next;
             if std::mem::take(&mut self.passes) || self.held.len() + event.len() > MAX_EVENT_BYTES {
@@ -41,6 +44,9 @@ impl Stream {
                 self.held.clear();
             }
         }
+        if out.len() >= MERGED_TURN_BYTES {
+            return piece.len() - rest.len();
+        }
         if self.passes || self.held.len() + rest.len() > MAX_EVENT_BYTES {
             self.passes = true;
             out.append(&mut self.held);
@@ -48,6 +54,7 @@ impl Stream {
         } else {
             self.held.extend_from_slice(rest);
         }
+        piece.len()
     }
 
     /// The stream has ended: appends what is left of it, an event that nothing completed.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::limits::MAX_EVENT_BYTES;
+use crate::limits::{MAX_EVENT_BYTES, MERGED_TURN_BYTES};
 
 const PREFILL: &str = r#"{"text":"x","meta_info":{"id":"p","input_token_logprobs":[[null,1,null] , [-0.50,2,"\u0041"]],
  "input_top_logprobs":[ null, [[-1.0,3,null]] ],"input_token_ids_logprobs":null,"output_token_logprobs":[[0,9,null]]}}"#;
@@ -136,8 +136,11 @@ fn streamed(stream: &[u8], ends: impl IntoIterator<Item = usize>) -> Vec<u8> {
     let mut merging = Stream::new(Prefilled::read(PREFILL.as_bytes(), false).unwrap());
     let (mut out, mut pos) = (Vec::new(), 0);
     for end in ends.into_iter().chain([stream.len()]) {
-        merging.push(&stream[pos..end], &mut out);
-        pos = end;
+        while pos < end {
+            let mut some = Vec::new();
+            pos += merging.push(&stream[pos..end], &mut some);
+            out.append(&mut some);
+        }
     }
     merging.finish(&mut out);
     out
@@ -179,6 +182,23 @@ fn events_that_are_too_long_pass_and_the_next_ones_are_merged() {
         assert!(whole == streamed(stream.as_bytes(), (0..stream.len()).step_by(1 << 20)));
         assert!(whole == streamed(stream.as_bytes(), [passed - 1, passed]));
     }
+}
+
+/// A few bytes of the decode's become megabytes, of which only some are made at a time.
+#[test]
+fn many_events_are_made_one_after_the_other() {
+    let said = "[0.5,1,null],".repeat(20_000);
+    let prefill = format!(r#"{{"meta_info":{{"input_token_logprobs":[{}]}}}}"#, said.trim_end_matches(','));
+    let mut merging = Stream::new(Prefilled::read(prefill.as_bytes(), false).unwrap());
+    let stream = event(None, "[]").repeat(100);
+    let (mut pos, mut turns, mut made) = (0, 0, 0);
+    while pos < stream.len() {
+        let mut out = Vec::new();
+        pos += merging.push(&stream.as_bytes()[pos..], &mut out);
+        assert!(out.len() < MERGED_TURN_BYTES + said.len() + 100, "{}", out.len());
+        (turns, made) = (turns + 1, made + out.len());
+    }
+    assert!(turns > 10 && made > 100 * said.len(), "{turns} turns, {made} bytes");
 }
 
 fn array() -> impl Strategy<Value = Option<Value>> {
