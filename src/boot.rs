@@ -11,6 +11,8 @@ pub mod notify;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{Config, Loaded, Source};
 use crate::control;
 use crate::control::reload::Reloadable;
+use crate::control::standard_error::StandardError;
 use crate::shared::Shared;
 use crate::shared::drain::Phase;
 
@@ -242,7 +245,7 @@ impl Drop for Gateway {
 pub fn run(loaded: Loaded, source: Source) -> ExitCode {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&loaded.config.log_level))
-        .with_writer(std::io::stderr)
+        .with_writer(|| StandardError)
         .with_ansi(std::io::stderr().is_terminal())
         // Complaints about a log that nobody reads would be printed there, which panics.
         .log_internal_errors(false)
@@ -259,16 +262,25 @@ pub fn run(loaded: Loaded, source: Source) -> ExitCode {
         Ok(signals) => signals,
         Err(e) => return fail(&format!("signals cannot be handled: {e}")),
     };
-    let manager = notify::Manager::of_process();
-    let reloading = move |begins: bool| if begins { manager.reloading() } else { manager.ready("serving") };
+    // Of reloads the manager hears while the gateway serves: not before it is ready, nor when it is told to stop.
+    // Relaxed: nothing is ordered by it, and a message more or less does no harm.
+    let serves = Arc::new(AtomicBool::new(false));
+    let (manager, is_serving) = (notify::Manager::of_process(), serves.clone());
+    let reloading = move |begins: bool| match is_serving.load(Relaxed) {
+        true if begins => manager.reloading(),
+        true => manager.ready("serving"),
+        false => {}
+    };
     let gateway = match Gateway::start_reloadable(loaded, source, log, reloading) {
         Ok(gateway) => gateway,
         Err(line) => return fail(&line),
     };
     let manager = notify::Manager::of_process();
     manager.ready(&format!("serving {} with {} lanes", gateway.address, gateway.lanes.len()));
+    serves.store(true, Relaxed);
     notify::keep_watch(notify::Manager::of_process(), gateway.shared);
     signals.first();
+    serves.store(false, Relaxed);
     manager.stopping();
     signals.exit_on_second();
     gateway.drain();
@@ -283,7 +295,21 @@ fn fail(line: &str) -> ExitCode {
 
 /// A line for whoever started the process. Printing would panic where nobody reads any more.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "corelane: {line}");
+    let _ = StandardError.write_all(format!("corelane: {line}\n").as_bytes());
+}
+
+/// From now on SIGHUP and SIGUSR1 do not end the process, as they would by default: they may come before what they ask
+/// for can be done. Where they cannot be handled, that is told later.
+pub fn outlive_requests() {
+    use tokio::signal::unix::{SignalKind, signal};
+    host::raise_nofile();
+    if host::try_files(0).is_err() {
+        return;
+    }
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let _inside = runtime.enter();
+    // A handler stays when nobody listens any more.
+    [SignalKind::hangup(), SignalKind::user_defined1()].into_iter().for_each(|kind| drop(signal(kind)));
 }
 
 /// SIGTERM and SIGINT, as a channel.

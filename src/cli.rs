@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 pub mod mock_worker;
 mod serve;
+mod top;
 
 use std::fmt::Display;
 use std::io::Write;
@@ -30,6 +31,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
         about: "Look at host, configuration and workers, say what to change",
         run: doctor::run,
     },
+    Subcommand { name: "top", about: "Show what a gateway does, anew each second, in the terminal", run: top::run },
     Subcommand { name: "demo", about: "Serve a mock fleet, to see the gateway at work without a GPU", run: demo::run },
     Subcommand {
         name: "mock-worker",

@@ -428,6 +428,8 @@ pub struct Config {
     pub access_log_format: AccessFormat,
     /// A file, or `stderr` or `stdout`.
     pub access_log_path: String,
+    /// Between questions for an engine's load, where decisions need it.
+    pub load_monitor_interval: Duration,
     pub health_check: bool,
     pub health_endpoint: String,
     pub health_interval: Duration,
@@ -551,6 +553,7 @@ impl Config {
             access_log_sample: 0,
             access_log_format: AccessFormat::Json,
             access_log_path: String::new(),
+            load_monitor_interval: Duration::ZERO,
             health_check: false,
             health_endpoint: String::new(),
             health_interval: Duration::ZERO,

@@ -1,7 +1,8 @@
-//! The other plane: one thread that probes workers, serves the admin listener and alone writes the roster.
+//! The other plane: one thread that probes workers, reads the configuration again, serves the admin listener and alone
+//! writes the roster. The access log's lines are written here too, by a thread of their own.
 //!
-//! Takes the configuration, gives lanes a roster, health and readiness through [`crate::shared`], and
-//! operators metrics. Never touches a request, never makes a lane wait.
+//! Takes the configuration and commands, gives lanes a roster, settings, health and readiness through [`crate::shared`],
+//! and operators metrics. Never touches a request, never makes a lane wait.
 
 pub mod access_log;
 pub mod admin;
@@ -13,12 +14,16 @@ pub mod fanout;
 pub mod fetch;
 pub mod fleet;
 pub mod learn;
+pub mod load_monitor;
 pub mod load_report;
 pub mod merge;
+pub mod page;
 pub mod prefix;
 pub mod probe;
 pub mod reload;
 pub mod resolve;
+pub mod standard_error;
+pub mod stats;
 pub mod window;
 
 use std::collections::HashMap;
@@ -31,7 +36,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
-use crate::config::{Config, Role, WorkerSpec};
+use crate::config::{Config, Engine, Role, WorkerSpec};
 use crate::shared::Shared;
 use crate::shared::roster::{MOONCAKE_PORT, Slot};
 use crate::shared::vitals::Health;
@@ -39,11 +44,12 @@ use command::Commands;
 use expand::Names;
 use fetch::{Failure, Reply};
 use fleet::{Fleet, Id, News};
+use load_monitor::Monitor;
 use reload::{Reloadable, Reloader, Report};
 use resolve::{Endpoint, same_addrs};
 
-/// Threads that look names up: a look-up blocks, and a fleet's worth of threads would be too many.
-const LOOKUP_THREADS: usize = 8;
+/// Threads for what blocks: one a look-up, and some for files, which do not wait for the name service.
+const BLOCKING_THREADS: usize = resolve::LOOKUPS + 2;
 /// News, or commands, taken in before they are published together.
 const BATCH: usize = 1024;
 /// Between looks at workers that drain.
@@ -67,6 +73,8 @@ pub struct Pace {
     pub look_up_again: Duration,
     /// How long a worker that answers its probe is kept out because its models are being asked for.
     pub learn_grace: Duration,
+    /// The age up to which an engine's word on its load counts in any case.
+    pub load_counts: Duration,
 }
 
 impl Default for Pace {
@@ -77,6 +85,7 @@ impl Default for Pace {
             unhealthy_probe: Duration::from_secs(5),
             look_up_again: Duration::from_secs(30),
             learn_grace: Duration::from_secs(1),
+            load_counts: Duration::from_secs(10),
         }
     }
 }
@@ -132,7 +141,7 @@ fn run_with(
     stop: impl Future<Output = ()>,
 ) {
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(LOOKUP_THREADS).build();
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_THREADS).build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(e) => return drop(ready.send(Err(e))),
@@ -164,7 +173,8 @@ async fn serve(
     let fleet = Fleet::new(shared).dp_aware(config.dp_aware);
     let (newest, follows) = watch::channel(config.clone());
     let (names, mut resolved) = Names::new(pace);
-    let mut plane = Plane { shared, pace, config, newest, names, listed: HashMap::new(), fleet, news };
+    let mut plane = Plane { shared, pace, epoch, config, newest, names, listed: HashMap::new(), fleet, news };
+    let mut monitor = Monitor::default();
     let trimming = tokio::spawn(prefix::keep_trimming(shared, follows.clone(), epoch));
     let report = Report::default();
     let admin = admin::Admin::new(shared, follows, plane.fleet.bases(), commands.clone(), report.clone());
@@ -178,9 +188,10 @@ async fn serve(
     let _ = ready.send(Ok(Running { admin: addr, commands }));
 
     let (mut batch, mut orders) = (Vec::with_capacity(BATCH), Vec::new());
-    let [mut pulse, mut looks] = [Duration::from_secs(1), DRAIN_LOOK].map(interval);
+    let [mut pulse, mut looks, mut loads] = [Duration::from_secs(1), DRAIN_LOOK, load_monitor::LOOK].map(interval);
     pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loads.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut patience = std::pin::pin!(sleep(pace.readiness_wait));
     let mut waiting = true;
     let (mut unsettled, mut rested) = (false, tokio::time::Instant::now());
@@ -204,6 +215,9 @@ async fn serve(
             // The plane keeps the channel open.
             Some(found) = resolved.recv() => unsettled |= plane.found(found),
             _ = looks.tick(), if plane.fleet.is_draining() => unsettled |= plane.end_drains(),
+            _ = loads.tick(), if monitor.is_busy(&plane.config) => {
+                monitor.look(shared, &plane.config, epoch.elapsed().as_secs() as u32, pace.load_counts);
+            }
             _ = pulse.tick() => plane.fleet.second(epoch.elapsed().as_secs(), plane.config.routing.manual_idle_secs),
             () = &mut patience, if waiting => {
                 waiting = false;
@@ -253,6 +267,8 @@ fn is_open_with_keys(config: &Config) -> bool {
 pub(crate) struct Plane {
     shared: &'static Shared,
     pace: Pace,
+    /// When the plane began.
+    epoch: Instant,
     config: Arc<Config>,
     /// The same, for who follows it.
     newest: watch::Sender<Arc<Config>>,
@@ -282,7 +298,7 @@ impl Plane {
 
     /// Starts to look after a worker, or starts anew.
     fn tend(&mut self, id: Id) {
-        let Plane { shared, pace, ref config, ref mut fleet, ref news, .. } = *self;
+        let Plane { shared, pace, epoch, ref config, ref newest, ref mut fleet, ref news, .. } = *self;
         let Some((slots, spec)) = fleet.members(id).zip(fleet.spec(id)) else { return };
         // It was parsed when the worker was registered.
         let Ok(endpoint) = Endpoint::parse(&spec.url) else { return };
@@ -305,8 +321,11 @@ impl Plane {
             ask_size: config.dp_aware && spec.dp_size.is_none(),
             bootstrap_port: fleet::needs_engine_id(spec).then(|| spec.bootstrap_port.unwrap_or(MOONCAKE_PORT)),
             config: config.clone(),
+            newest: newest.subscribe(),
+            engine: spec.backend.engine(),
+            epoch,
             pace,
-            addrs: watch::Sender::new(None),
+            addrs: watch::Sender::new(fleet.addrs(id)),
             asked: watch::Sender::new(0),
             answered: watch::Sender::new(None),
             news: news.clone(),
@@ -342,6 +361,10 @@ pub(crate) struct Tended {
     /// Where Mooncake's id of its engine is asked for, if it has to be.
     bootstrap_port: Option<u16>,
     config: Arc<Config>,
+    /// The configuration in effect.
+    newest: watch::Receiver<Arc<Config>>,
+    engine: Engine,
+    epoch: Instant,
     pace: Pace,
     /// `None` before the first look-up has ended, empty when it failed.
     addrs: watch::Sender<Option<Arc<[SocketAddr]>>>,
@@ -358,7 +381,8 @@ impl Tended {
             self.keep_resolving(),
             probe::keep_probing(&self),
             learn::keep_learning(&self),
-            bootstrap::keep_asking(&self)
+            bootstrap::keep_asking(&self),
+            load_monitor::keep_asking(&self)
         );
     }
 
@@ -460,5 +484,59 @@ mod tests {
             let asks = Config { api_keys: vec![Secret::new("ours")], ..config.clone() };
             assert!(!is_open_with_keys(&asks), "{host} {key:?}");
         }
+    }
+
+    /// An engine that answers everything with 200.
+    async fn engine() -> SocketAddr {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("its address");
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 1024]).await;
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            }
+        });
+        addr
+    }
+
+    #[test]
+    fn a_worker_that_is_tended_anew_keeps_the_addresses_that_it_has() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let addr = engine().await;
+            // A name that no name service knows any more.
+            let spec = WorkerSpec {
+                models: vec!["m".into()],
+                ..WorkerSpec::new(format!("http://gone.invalid:{}", addr.port()))
+            };
+            let shared = Shared::leak(1);
+            let mut fleet = Fleet::new(shared);
+            let id = fleet.register(&spec).expect("a slot");
+            fleet.apply(id, News::Addrs([addr].into()));
+            let mut config = Config::with_workers(Vec::new());
+            (config.health_failures, config.health_interval) = (1, Duration::from_millis(1));
+            let (news, mut inbox) = mpsc::unbounded_channel();
+            let (config, pace) = (Arc::new(config), Pace::default());
+            let newest = watch::Sender::new(config.clone());
+            let names = Names::new(pace).0;
+            let (epoch, listed) = (Instant::now(), HashMap::new());
+            let mut plane = Plane { shared, pace, epoch, config, newest, names, listed, fleet, news };
+            plane.tend(id);
+            // Nothing but a probe, of the addresses from before, lets it in.
+            let told = async {
+                while let Some((_, news)) = inbox.recv().await {
+                    match news {
+                        News::Health(health, why) => return (health, why),
+                        _ => continue,
+                    }
+                }
+                unreachable!("its task lives")
+            };
+            let (health, why) = timeout(Duration::from_secs(20), told).await.expect("a verdict");
+            assert_eq!(health, Health::Ready, "{why}");
+        });
+        // The name is still being looked up, perhaps.
+        runtime.shutdown_background();
     }
 }

@@ -79,7 +79,7 @@ faults! {
     VersionUnknown     = Receive  Client  505 "http_version_unsupported"  false "Only HTTP/1.1 and HTTP/1.0 are supported.";
     HeadTimeout        = Receive  Client  408 "head_timeout"              false "The request head did not arrive in time.";
     BodyTimeout        = Receive  Client  408 "body_timeout"              false "The request body did not arrive in time.";
-    ClientGone         = Receive  Client  0   "client_gone"               false "The client closed the connection.";
+    ClientGone         = Receive  Client  0   "client_gone"               false "The client left before its answer began.";
     TooManyConnections = Receive  Gateway 503 "too_many_connections"      false "The gateway has as many connections as it is allowed to.";
     InvalidApiKey      = Receive  Client  401 "invalid_api_key"           false "The API key is missing or not valid.";
     PathUnknown        = Receive  Client  404 "not_found"                 false "No such route.";

@@ -206,8 +206,13 @@ impl<W: Wire> Flow<W> {
             }
             by => {
                 let mut out = lane.buffers.take();
-                let status = local::answer(lane, request, by, &mut out);
-                self.say(client, request, out, status, None).await
+                match local::answer(lane, request, by, &mut out) {
+                    Ok(status) => self.say(client, request, out, status, None).await,
+                    Err(fault) => {
+                        lane.buffers.give(out);
+                        self.refuse(client, request, fault).await
+                    }
+                }
             }
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! * `flow` — the walk of one request; whoever reads it has read the proxy. `flow::pair` — the same with two workers.
 //! * `lane` — what one core owns: the ring, connections, pools, timers, buffers, its view of the fleet.
-//! * [`shared`] — what every core sees: roster and pairing, load, vitals, prefixes, admission, tallies.
-//! * `control` — the other plane: probes, admin listener, the only writer of the roster.
+//! * [`shared`] — what every core sees: roster and pairing, settings, load, vitals, prefixes, admission, tallies.
+//! * `control` — the other plane: probes, admin listener, reloads, the access log's lines, the only writer of the roster.
 //! * [`http1`] — sans-I/O HTTP/1.1. [`config`] — one row an option. [`metrics`] — one row a metric.
 //! * [`fault`] — every way to fail, in one table. [`limits`] — every bound, named.
 //! * [`json`] — raw pieces of workers' answers. [`span`] — pieces of buffers.
-//! * `boot` — cores become lanes. `cli` — subcommands. `mock` — the mock inference engine.
+//! * `boot` — cores become lanes; the service manager is told. `cli` — subcommands. `mock` — the mock inference engine.
 
 pub mod boot;
 pub mod cli;

@@ -25,10 +25,14 @@ pub const MAX_LABELS: usize = 64;
 pub const MAX_LABEL_BYTES: usize = 256;
 /// Longest body of a request to the admin listener, in bytes: a worker with all its models and labels fits.
 pub const MAX_ADMIN_BODY_BYTES: usize = 256 * 1024;
+/// Connections of the admin listener; further ones wait for a place.
+pub const MAX_ADMIN_CONNECTIONS: usize = 64;
 /// Workers that are asked at the same time by one request to the admin listener.
 pub const MAX_ASKED_AT_ONCE: usize = 64;
 /// Bytes of metrics of engines that are put together for one answer; further engines are left out of it.
 pub const MAX_MERGED_BYTES: usize = 64 << 20;
+/// Longest file of a configuration, in bytes: all workers with all their models fit.
+pub const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Bits of the packed load word that hold the processed work; the in-flight count lies above.
 pub const PROCESSED_BITS: u32 = 40;
 /// Bytes of a request that count as one unit of work: what one symbol of a text's key stands for.

@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub use ask::{Controls, Early};
-pub use engine::Engine;
+pub use engine::{Engine, Pretended};
 pub use stats::{Last, Stats};
 
 /// What a mock engine plays in prefill/decode disaggregation.

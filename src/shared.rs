@@ -15,6 +15,7 @@ mod load_tests;
 pub mod memory;
 pub mod prefix;
 pub mod readiness;
+pub mod reported;
 pub mod ring;
 pub mod roster;
 pub mod rotation;
@@ -28,14 +29,18 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 /// All cross-core state of the process. Made once at start and leaked, so that guards may hold a plain
 /// `&'static` and no reference count is touched on the request path.
 pub struct Shared {
-    /// Which workers exist. Writer: control.
+    /// Which workers exist. Writer: control; each lane says which generation it has seen.
     pub roster: roster::Roster,
     /// The configuration in effect. Writers: boot, then control.
     pub settings: settings::Settings,
-    /// In-flight counts and processed work by slot. Writers: every lane, through [`load::Load`].
+    /// In-flight counts and processed work by slot. Writers: every lane, through [`load::Load`]; control (starting
+    /// credits, fading, the limit).
     pub load: load::Load,
-    /// Health and breaker by slot. Writers: control (probes, seconds, windows) and every lane (outcomes of requests).
+    /// Health and breaker by slot. Writers: control (probes, seconds, windows, rules) and every lane (outcomes of
+    /// requests).
     pub vitals: vitals::Vitals,
+    /// What engines say of their load. Writer: control.
+    pub reported: reported::Reported,
     /// Which worker has which prefix. Writers: route (inserts), control (trims, purges).
     pub prefix: prefix::Forest,
     /// Round-robin positions per (model, role). Writers: route, every lane.
@@ -48,11 +53,13 @@ pub struct Shared {
     pub seed: u64,
     /// Counters, one cache-padded block a lane. Writer: that lane.
     pub tallies: tallies::Tallies,
-    /// Records for the access log. Writer: settle, every lane.
+    /// Records for the access log. Writers: settle, every lane; the log's thread (what became of lines), control (the
+    /// wish for a new file).
     pub access: access::Access,
-    /// Requests that may go to workers at a time, and who waits. Writers: admit, every lane.
+    /// Requests that may go to workers at a time, and who waits. Writers: admit, every lane; boot, then control (the
+    /// limit).
     pub admission: admission::Admission,
-    /// Memory for buffered bodies. Writers: receive, every lane.
+    /// Memory for buffered bodies of requests and answers. Writers: every lane.
     pub memory: memory::Memory,
     /// New connections on their way to another lane. Writer: accept.
     pub handover: handover::Handover,
@@ -82,6 +89,7 @@ impl Shared {
             settings: settings::Settings::default(),
             load: load::Load::new(),
             vitals: vitals::Vitals::new(),
+            reported: reported::Reported::new(),
             prefix: prefix::Forest::new(prefix_bytes),
             rotation: rotation::Rotation::new(),
             sticky: sticky::Sticky::new(),

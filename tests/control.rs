@@ -27,6 +27,7 @@ const FAST: Pace = Pace {
     unhealthy_probe: Duration::from_millis(30),
     look_up_again: Duration::from_millis(50),
     learn_grace: Duration::from_millis(200),
+    load_counts: Duration::from_secs(1),
 };
 
 fn config(workers: Vec<WorkerSpec>) -> Config {
@@ -418,6 +419,128 @@ fn server_info_is_filtered_and_its_second_name_is_tried() {
     eventually("no harm in having none", || plane.health(&none.url) == Health::Ready);
 }
 
+/// A configuration under which engines are asked for their load.
+fn monitored(urls: &[&str]) -> Config {
+    let mut config = config(urls.iter().map(|url| spec(url, Role::Regular)).collect());
+    config.routing.overload_token_usage = 0.8;
+    config.routing.max_worker_waiting = 8;
+    config.load_monitor_interval = Duration::from_millis(50);
+    config
+}
+
+fn sglang_load(rank: u32, waiting: u32, usage: f64) -> String {
+    format!(r#"{{"dp_rank":{rank},"num_running_reqs":1,"num_waiting_reqs":{waiting},"token_usage":{usage},"new":[1]}}"#)
+}
+
+impl Plane {
+    fn said(&self, url: &str) -> Option<(Option<f64>, u32)> {
+        let said = self.shared.reported.said(self.worker(url).slot)?;
+        Some((said.kv_usage(), said.waiting))
+    }
+
+    fn is_shed(&self, url: &str) -> bool {
+        self.shared.vitals.vital(self.worker(url).slot).is_shed()
+    }
+}
+
+#[test]
+fn engines_are_not_asked_for_their_load_unless_somebody_wants_it() {
+    let worker = Script::healthy("m");
+    let mut config = config(vec![spec(&worker.url, Role::Regular)]);
+    config.load_monitor_interval = Duration::from_millis(20);
+    let plane = Plane::start(config);
+    eventually("ready", || plane.health(&worker.url) == Health::Ready);
+    a_while();
+    assert_eq!((worker.times("/v1/loads"), worker.times("/metrics"), plane.said(&worker.url)), (0, 0, None));
+    let page = plane.get("/metrics").2;
+    assert!(page.contains("corelane_worker_up{") && !page.contains("corelane_worker_kv_usage{"), "{page}");
+}
+
+#[test]
+fn engines_are_asked_for_their_load_each_in_the_way_that_it_knows() {
+    let (new, old, vllm, dumb) =
+        (Script::healthy("m"), Script::healthy("m"), Script::healthy("m"), Script::healthy("m"));
+    new.on("/v1/loads", 200, &format!(r#"{{"loads":[{}]}}"#, sglang_load(0, 3, 0.25)));
+    new.on("/metrics", 200, "sglang:num_running_reqs 1\nsglang:token_usage 0.75\n");
+    old.on("/metrics", 200, "sglang:num_running_reqs 1\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n");
+    let text = "vllm:num_requests_running 1\nvllm:num_requests_waiting 7\nvllm:gpu_cache_usage_perc 0.125\n";
+    vllm.on("/metrics", 200, text);
+    dumb.on("/v1/loads", 200, "{\"loads\":[");
+    dumb.on("/metrics", 200, &"x".repeat(2 << 20));
+    let mut config = monitored(&[&new.url, &old.url, &vllm.url, &dumb.url]);
+    config.workers[2].backend = Backend::VllmNixl;
+    config.workers[1].api_key = Some("sesame".into());
+    let plane = Plane::start(config);
+    for (worker, said) in [(&new, (Some(0.25), 3)), (&old, (Some(0.5), 2)), (&vllm, (Some(0.125), 7))] {
+        eventually("its load is known", || plane.said(&worker.url) == Some(said));
+    }
+    eventually("asked again and again", || {
+        [&new, &dumb].iter().all(|w| w.times("/v1/loads") > 3) && old.times("/metrics") > 3
+    });
+    assert_eq!((new.times("/metrics"), old.times("/v1/loads"), vllm.times("/v1/loads")), (0, 1, 0), "they learn");
+    assert_eq!(plane.said(&dumb.url), None);
+    let asked = old.asked.lock().unwrap();
+    assert!(asked.iter().filter(|(path, _)| path == "/metrics").all(|(_, key)| key == "Bearer sesame"), "{asked:?}");
+    // The worker speaks another way after an upgrade.
+    old.on("/metrics", 404, "");
+    old.on("/v1/loads", 200, &format!(r#"{{"loads":[{}]}}"#, sglang_load(0, 1, 0.75)));
+    drop(asked);
+    eventually("it is asked in the other way", || plane.said(&old.url) == Some((Some(0.75), 1)));
+}
+
+#[test]
+fn a_hot_engine_is_shed_until_it_has_cooled_down_or_its_word_is_old() {
+    let (hot, calm) = (Script::healthy("m"), Script::healthy("m"));
+    let says = |worker: &Script, waiting: u32, usage: f64| {
+        worker.on("/v1/loads", 200, &format!(r#"{{"loads":[{}]}}"#, sglang_load(0, waiting, usage)));
+    };
+    says(&hot, 0, 0.9);
+    says(&calm, 0, 0.5);
+    let plane = Plane::start(monitored(&[&hot.url, &calm.url]));
+    eventually("shed", || plane.is_shed(&hot.url));
+    assert!(!plane.is_shed(&calm.url) && plane.health(&hot.url) == Health::Ready);
+    let listed = shown(&plane).into_iter().find(|worker| worker["url"] == *hot.url).unwrap();
+    assert_eq!(listed["shed"], true);
+    assert!((listed["kv_usage"].as_f64().unwrap() - 0.9).abs() < 1e-4 && listed["waiting"] == 0, "{listed}");
+    let shed = |url: &str| {
+        parse(&plane.get("/metrics").2)
+            .get(&format!("corelane_worker_shed{{worker=\"{url}\",role=\"regular\"}}"))
+            .copied()
+    };
+    assert_eq!((shed(&hot.url), shed(&calm.url)), (Some(1.0), Some(0.0)), "{}", plane.get("/metrics").2);
+    says(&hot, 0, 0.8);
+    eventually("back", || !plane.is_shed(&hot.url));
+    says(&hot, 8, 0.1);
+    eventually("shed for those that wait", || plane.is_shed(&hot.url));
+    says(&calm, 9, 0.1);
+    eventually("if all are, none is", || !plane.is_shed(&hot.url) && !plane.is_shed(&calm.url));
+    says(&calm, 0, 0.1);
+    eventually("shed again", || plane.is_shed(&hot.url));
+    hot.on("/v1/loads", 500, "");
+    assert!(plane.is_shed(&hot.url), "its word counts for a while");
+    eventually("its word is old", || plane.said(&hot.url).is_none());
+    eventually("back", || !plane.is_shed(&hot.url));
+    assert!(plane.said(&calm.url).is_some() && shed(&hot.url).is_none());
+}
+
+#[test]
+fn every_rank_is_judged_by_its_own_load() {
+    let engine = Script::healthy("m");
+    let loads = |ranks: &[String]| engine.on("/v1/loads", 200, &format!(r#"{{"loads":[{}]}}"#, ranks.join(",")));
+    loads(&[sglang_load(1, 9, 0.95), sglang_load(0, 1, 0.5)]);
+    let mut config = monitored(&[&engine.url]);
+    config.workers[0].dp_size = Some(3);
+    let plane = Plane::start(config);
+    let rank = |rank: u32| format!("{}@{rank}", engine.url);
+    eventually("known", || plane.said(&rank(1)).is_some_and(|(_, waiting)| waiting == 9));
+    assert_eq!((plane.said(&rank(0)), plane.said(&rank(2))), (Some((Some(0.5), 1)), None));
+    eventually("shed", || plane.is_shed(&rank(1)));
+    assert!(!plane.is_shed(&rank(0)) && !plane.is_shed(&rank(2)));
+    // A rank of which nothing is said any more is not known any more.
+    loads(&[sglang_load(0, 1, 0.5)]);
+    eventually("unknown", || plane.said(&rank(1)).is_none() && !plane.is_shed(&rank(1)));
+}
+
 #[test]
 fn a_dead_worker_is_probed_but_not_usable() {
     let alive = Script::healthy("m");
@@ -509,6 +632,7 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
         "in_flight": 0, "selected_total": 2, "reason": "its probes succeed", "failures_in_row": 0,
         "breaker": "closed", "breaker_open_s": null, "breaker_trials": 0, "worker_type": "decode", "model_id": "m",
         "bootstrap_port": null, "labels": {}, "source": "config", "is_healthy": true, "draining": null, "load": 0,
+        "kv_usage": null, "waiting": null, "shed": false,
         "last_probe_ms_ago": second["last_probe_ms_ago"],
     });
     assert_eq!(*second, want);
@@ -519,7 +643,9 @@ fn the_admin_listener_lists_workers_and_refuses_the_rest() {
 
     assert_eq!(plane.get("/health").0, 200);
     for (method, path, status, code) in [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/page", 404, "not_found"),
+        ("POST", "/", 405, "method_not_allowed"),
+        ("POST", "/stats", 405, "method_not_allowed"),
         ("GET", "/v1/models", 404, "not_found"),
         ("DELETE", "/workers", 405, "method_not_allowed"),
         ("GET", "/flush_cache", 405, "method_not_allowed"),

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for a line, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -321,8 +321,14 @@ fn a_busy_port_is_one_line() {
 
 #[test]
 fn a_busy_metrics_port_is_avoided() {
-    // Held by this test, or by whoever had it already.
-    let _taken = TcpListener::bind("127.0.0.1:29000");
+    // Held by this test as soon as the demos of others let go of it, or by whoever keeps it.
+    let begun = Instant::now();
+    let _taken = loop {
+        match TcpListener::bind("127.0.0.1:29000") {
+            Err(_) if begun.elapsed() < PATIENCE / 3 => std::thread::sleep(Duration::from_millis(20)),
+            taken => break taken,
+        }
+    };
     let mut demo = Demo::start(&["--plain", "--port", "0", "--workers", "1"]);
     let line = demo.line("metrics");
     assert!(line.contains("the usual port is taken") && !line.contains(":29000/"), "{line}");

@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use children::{PATIENCE, Process, command, ready, serve_args, two_cores, worker};
+use children::{PATIENCE, Process, command, ready, serve_args, two_cores, until, worker};
 use rustix::process::Signal;
 
 /// A manager's socket, in the abstract namespace.
@@ -48,7 +48,7 @@ impl Manager {
 fn ready_comes_when_it_serves_and_stopping_with_the_drain() {
     let manager = Manager::new("life");
     let (_worker, url) = worker(0, &[]);
-    let mut gateway = manager.starts(&url, &["--shutdown-settle-secs", "0.1"]);
+    let mut gateway = manager.starts(&url, &["--shutdown-settle-secs", "2"]);
     let said = manager.hears(PATIENCE).expect("READY=1");
     let address = gateway.announced("address");
     assert_eq!(said, format!("READY=1\nSTATUS=serving {address} with {} lanes", two_cores().split(',').count()));
@@ -72,7 +72,13 @@ fn ready_comes_when_it_serves_and_stopping_with_the_drain() {
         }
         assert!(said == "WATCHDOG=1" && begun.elapsed() < PATIENCE, "{said}");
     }
+    // A gateway that is stopping does not say that it is ready, whatever it reads.
+    gateway.signal(Signal::HUP);
+    until("it is read again", || gateway.log().matches("configuration read again").count() == 2);
     assert_eq!(gateway.end().code(), Some(0));
+    while let Some(said) = manager.hears(Duration::from_millis(100)) {
+        assert_eq!(said, "WATCHDOG=1");
+    }
 }
 
 #[test]

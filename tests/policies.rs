@@ -267,6 +267,86 @@ fn an_overloaded_owner_keeps_affinity_for_the_others() {
     assert_eq!(again, calm);
 }
 
+/// Workers that control has shed, whatever the policy: nobody gets a request beside somebody who is not, everybody does
+/// when all are; and who is named, or would be the only one left that has not just failed, is taken all the same.
+#[test]
+fn who_is_shed_gets_nothing_beside_somebody_who_is_not() {
+    for &policy in Policy::ALL {
+        // A fleet of which every choice reads all words, and one whose copy has a bounded age.
+        for workers in [4, 100] {
+            let shared = fleet(1, workers);
+            let mut lane = Lane::new(0, shared, policy);
+            let mut ask = |id: u64, avoid: &[Slot], target: Option<&[u8]>| {
+                lane.now_us += 1000;
+                let (symbols, key) = (talk(id, 20), id.to_le_bytes());
+                lane.ask(Want { symbols: &symbols, routing_key: &key, avoid, target, length: id as usize, ..lane.want })
+                    .slot()
+            };
+            let homes: Vec<Slot> = (0..40).map(|id| ask(id, &[], None)).collect();
+            assert!(homes.iter().any(|&home| home != 1), "{policy:?}");
+            (0..workers as Slot).filter(|&slot| slot != 1).for_each(|slot| assert!(shared.vitals.shed(slot, true)));
+            assert!((0..40).all(|id| ask(id, &[], None) == 1), "{policy:?}");
+            assert_eq!(ask(0, &[], Some(b"2")), 2, "{policy:?}");
+            assert_ne!(ask(0, &[1], None), 1, "{policy:?}");
+            let all: Vec<Slot> = (0..workers as Slot).filter(|&slot| slot != 3).collect();
+            assert_eq!(ask(0, &all, None), 3, "{policy:?}: shed is better than failed");
+            shared.vitals.shed(1, true);
+            let served: Vec<Slot> = (100..140).map(|id| ask(id, &[], None)).collect();
+            assert!(served.iter().any(|&slot| slot != served[0]), "{policy:?}: if all are, none is");
+            (0..workers as Slot).for_each(|slot| assert!(shared.vitals.shed(slot, false)));
+            let served: Vec<Slot> = (200..240).map(|id| ask(id, &[], None)).collect();
+            assert!(served.iter().any(|&slot| slot != 1), "{policy:?}: it comes back");
+        }
+    }
+}
+
+#[test]
+fn a_shed_owner_loses_its_prefix_for_a_while_and_the_reason_is_counted() {
+    let shared = fleet(1, 3);
+    let mut lane = Lane::new(0, shared, Policy::CacheAware);
+    let owner = lane.prompt(&talk(1, 50)).slot();
+    let other = (owner + 1) % 3;
+    shared.vitals.shed(owner, true);
+    shared.vitals.shed((owner + 2) % 3, true);
+    assert_eq!(lane.prompt(&talk(1, 50)).slot(), other);
+    assert_eq!((lane.count(Tally::DecisionShed), lane.view.choice.reason), (1, Some(Tally::DecisionShed)));
+    // Now the other one has it, too.
+    assert_eq!(lane.prompt(&talk(1, 50)).slot(), other);
+    assert_eq!((lane.count(Tally::DecisionShed), lane.count(Tally::DecisionHit)), (1, 1));
+    shared.vitals.shed(other, true);
+    let _busy = hold(shared, other, 1);
+    assert_eq!(lane.prompt(&talk(1, 50)).slot(), owner, "all are shed: its owner has it");
+    assert_eq!(lane.count(Tally::DecisionHit), 2);
+}
+
+#[test]
+fn uneven_caches_drop_affinity_where_a_threshold_asks_for_it() {
+    for policy in [Policy::CacheAware, Policy::PrefixHash, Policy::ConsistentHashing, Policy::Manual] {
+        let shared = fleet(1, 4);
+        let on = Routing { balance_token_usage: 0.5, ..Routing::DEFAULT };
+        let mut lane = Lane::new(0, shared, policy).with(on);
+        let place = shared.rotation.place(Some("m"), Role::Regular);
+        let symbols = &talk(1, 50)[..];
+        let want = Want { symbols, routing_key: b"k", ..lane.want };
+        let home = lane.ask(want).slot();
+        shared.reported.set_uneven(place, true);
+        // Of idle ones the least loaded is who has done less.
+        let keeps = matches!(policy, Policy::ConsistentHashing | Policy::Manual);
+        assert_eq!(lane.ask(want).slot() == home, keeps, "{policy:?}: a routing key is a promise, a prefix is none");
+        let counted = u64::from(policy == Policy::CacheAware);
+        assert_eq!(lane.count(Tally::DecisionUneven), counted);
+        let mut off = Lane::new(0, shared, policy);
+        let want = Want { symbols: &talk(2, 50)[..], routing_key: b"k", ..off.want };
+        let home = off.ask(want).slot();
+        assert_eq!(off.ask(want).slot(), home, "{policy:?}: nobody asked for it");
+        shared.reported.set_uneven(place, false);
+        let want = Want { symbols: &talk(3, 50)[..], routing_key: b"k", ..lane.want };
+        let home = lane.ask(want).slot();
+        assert_eq!(lane.ask(want).slot(), home, "{policy:?}");
+        assert_eq!(lane.count(Tally::DecisionUneven), counted);
+    }
+}
+
 #[test]
 fn whoever_is_avoided_is_no_owner_for_this_request() {
     let shared = fleet(1, 3);

@@ -7,15 +7,15 @@ mod children;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use corelane::config::options::OPTIONS;
 
-use children::{PATIENCE, Process, command, gateway, mask, ready, serve_args, two_cores, until, worker};
+use children::{
+    PATIENCE, Process, TempFile, command, gateway, lasting_ports, mask, ready, serve_args, two_cores, until, worker,
+};
 use rustix::process::Signal;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -220,7 +220,7 @@ fn the_grace_period_bounds_the_wait() {
 #[test]
 fn an_idle_gateway_ends_right_after_settling_and_leaves_its_port() {
     let (_worker, url) = worker(0, &[]);
-    let port = lasting_port().to_string();
+    let port = lasting_ports(1).to_string();
     let args =
         ["serve", "--port", &port, "--prometheus-port", "0", "--shutdown-settle-secs", "0", "--worker-urls", &url];
     // The port can be taken again at once, whatever its last connections left behind.
@@ -235,14 +235,6 @@ fn an_idle_gateway_ends_right_after_settling_and_leaves_its_port() {
         assert_eq!(gateway.end().code(), Some(0));
         assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     }
-}
-
-/// A free port below those that the kernel gives to others, so that it stays free between two processes.
-fn lasting_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let from = 20_000 + (std::process::id() % 100) as u16 * 100;
-    let mut ports = (0..100).map(|_| from + NEXT.fetch_add(1, Ordering::Relaxed) % 100);
-    ports.find(|p| TcpListener::bind(("127.0.0.1", *p)).is_ok()).expect("a free port")
 }
 
 /// Nothing waits in the kernel for more to come, on either side of the gateway.
@@ -289,7 +281,7 @@ fn sockets_on_both_sides_send_at_once() {
 
 #[test]
 fn a_killed_worker_cuts_its_streams_and_is_missed_until_it_is_back() {
-    let port = lasting_port();
+    let port = lasting_ports(1);
     let (mut only, url) = worker(port, &[]);
     let probes =
         ["--health-check-interval-secs", "0.2", "--health-failure-threshold", "2", "--health-success-threshold", "1"];
@@ -598,27 +590,6 @@ fn exit_codes_tell_help_from_mistakes() {
     let (code, out, err) = plain(&["check", "--port", "70000", "--policy", "lest_load"]);
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(err.contains("--port") && err.contains("did you mean least_load?") && err.contains("3 mistakes"), "{err}");
-}
-
-/// A file that goes away.
-struct TempFile(PathBuf);
-
-impl TempFile {
-    fn new(name: &str, content: &str) -> TempFile {
-        let path = std::env::temp_dir().join(format!("corelane-{}-{name}", std::process::id()));
-        std::fs::write(&path, content).unwrap();
-        TempFile(path)
-    }
-
-    fn name(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 #[test]

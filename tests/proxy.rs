@@ -17,6 +17,8 @@ mod breaker;
 mod churn;
 #[path = "proxy/clients.rs"]
 mod clients;
+#[path = "proxy/engine_load.rs"]
+mod engine_load;
 #[path = "proxy/hostile.rs"]
 mod hostile;
 #[cfg(debug_assertions)]
@@ -32,6 +34,8 @@ mod relay;
 mod retries;
 #[path = "proxy/routes.rs"]
 mod routes;
+#[path = "proxy/stats.rs"]
+mod stats;
 #[path = "proxy/streams.rs"]
 mod streams;
 #[path = "proxy/timeouts.rs"]

@@ -18,7 +18,7 @@ use corelane::config::{self, flags};
 use corelane::control::command::{Command, Patch};
 use corelane::control::fleet::Source;
 use corelane::mock::load::{Load, Pattern};
-use corelane::mock::{Fleet, Settings};
+use corelane::mock::{Fleet, Pretended, Settings};
 use rig::{Answer, Http};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -186,6 +186,7 @@ fn sample(row: &Row, dir: &Dir) -> String {
         ("log_level", ..) => "'warn'".into(),
         ("request_id_headers", ..) => "['x-id']".into(),
         ("retry_statuses", ..) => "[429]".into(),
+        ("access_log_path", ..) => format!("{:?}", dir.path("access.log")),
         ("workers_file", ..) => format!("{:?}", dir.path("more.txt")),
         (_, Some("bytes"), _) if most.ends_with("GiB") || most.ends_with("4095MiB") => "'3GiB'".into(),
         (_, Some("bytes"), _) => "'128KiB'".into(),
@@ -369,6 +370,31 @@ fn workers_come_and_go_with_a_file_that_a_program_writes() {
     assert_eq!((served.state(&urls[0]).as_deref(), served.chat().status), (Some("ready"), 200));
 }
 
+/// Whatever stands where a file of workers should: a pipe that nobody writes to, a device without end, a directory.
+#[test]
+fn what_is_no_file_of_workers_is_told_and_holds_no_reload_up() {
+    let fleet = engines(1);
+    let dir = Dir::new();
+    std::fs::create_dir(dir.path("found")).unwrap();
+    dir.replace("found/a.txt", &fleet.urls()[0]);
+    let text = format!("workers_file = {:?}\n", dir.path("found"));
+    let served = Served::start_in(dir, &text);
+    let odd = served.dir.path("found/odd.txt");
+    let pipe = |path: &str| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let device = |path: &str| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+    let directory = |path: &str| std::fs::create_dir(path).unwrap();
+    for make in [&pipe as &dyn Fn(&str), &device, &directory] {
+        make(&odd);
+        let told = served.reload(&text)["last_error"]["mistakes"][0].to_string();
+        assert!(told.contains("odd.txt") && told.contains("it is no regular file"), "{told}");
+        std::fs::remove_file(&odd).or_else(|_| std::fs::remove_dir(&odd)).unwrap();
+        assert_eq!(served.reload(&text)["last_error"], Value::Null);
+    }
+    assert_eq!(served.chat().status, 200);
+}
+
 #[test]
 fn a_configuration_out_of_a_pipe_serves_and_is_not_read_again() {
     let fleet = engines(1);
@@ -387,6 +413,74 @@ fn a_configuration_out_of_a_pipe_serves_and_is_not_read_again() {
     served.process.signal(Signal::HUP);
     served.process.line("cannot be read again");
     assert_eq!(served.chat().status, 200);
+}
+
+/// Whoever writes the file may say so at any time.
+#[test]
+fn signals_during_the_start_do_not_end_the_process() {
+    let fleet = engines(1);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut serve = command(&["serve", "--config", "/dev/stdin"]);
+    serve.stdin(reader);
+    let mut process = Process::start(serve);
+    let status = format!("/proc/{}/status", process.child.id());
+    let handled = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+        [Signal::HUP, Signal::USR1].iter().all(|signal| mask & 1 << (signal.as_raw() - 1) != 0)
+    };
+    until("they are handled", handled);
+    process.signal(Signal::HUP);
+    process.signal(Signal::USR1);
+    std::io::Write::write_all(&mut writer, whole(&workers(&[&fleet.urls()[0]])).as_bytes()).unwrap();
+    drop(writer);
+    ready(process.announced("address"));
+}
+
+/// What the log has to say is not worth a stop: of the probes, of the admin listener, of the end.
+#[test]
+fn a_log_that_nobody_reads_any_more_stops_nothing() {
+    use std::io::{BufRead, Read, Write};
+    let fleet = engines(1);
+    let dir = Dir::new();
+    dir.replace("c.toml", &whole(&format!("{}access_log = 'all'\n", workers(&[&fleet.urls()[0]]))));
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut serve = command(&["serve", "--config", &dir.path("c.toml")]);
+    let child = serve.stderr(writer.try_clone().unwrap()).spawn().unwrap();
+    drop(serve);
+    let mut reader = std::io::BufReader::new(reader);
+    let mut line = String::new();
+    while !line.contains("corelane serves") {
+        line.clear();
+        assert!(reader.read_line(&mut line).unwrap() > 0, "it ended");
+    }
+    let process = Process { child, lines: std::sync::Arc::default() };
+    process.lines.lock().unwrap().push(line);
+    let mut served = Served { process, dir, address: ([0; 4], 0).into(), admin: ([0; 4], 0).into() };
+    (served.address, served.admin) = (served.process.announced("address"), served.process.announced("admin"));
+    ready(served.address);
+    // Ends when the pipe has no reader any more.
+    let filler = std::thread::spawn(move || while writer.write_all(&[b'\n'; 512]).is_ok() {});
+    std::thread::sleep(Duration::from_millis(300));
+    let text = workers(&[&fleet.urls()[0]]);
+    for policy in ["random", "round_robin", "least_load"] {
+        let told = served.reload(&format!("{text}policy = {policy:?}\n"));
+        assert_eq!(told["last_reload"]["result"], "applied");
+        assert_eq!(served.chat().status, 200);
+    }
+    // It is read again: what is missing is told.
+    for _ in 0..200 * 1024 {
+        reader.read_exact(&mut [0]).unwrap();
+    }
+    served.process.signal(Signal::HUP);
+    let told = reader.by_ref().lines().map_while(Result::ok).find(|line| line.contains("lines were left out"));
+    assert!(told.is_some_and(|told| told.starts_with("corelane: ")));
+    std::thread::sleep(Duration::from_millis(300));
+    served.process.signal(Signal::TERM);
+    assert!(served.process.end().success());
+    drop(reader);
+    filler.join().unwrap();
 }
 
 #[test]
@@ -549,8 +643,9 @@ fn health_checks_go_on_after_a_reload_with_other_settings_too() {
         let found = all["workers"].as_array().unwrap().iter().find(|w| w["url"] == *url).cloned().unwrap();
         found["last_probe_ms_ago"].as_u64().unwrap()
     };
+    // A worker that nobody probes any more would be the longer unprobed, the longer one waits.
     std::thread::sleep(Duration::from_millis(500));
-    assert!(probed(&url) < 450, "{}", probed(&url));
+    until("it is probed", || probed(&url) < 450);
     worker.kill();
     until("it is out", || served.state(&url).as_deref() == Some("unhealthy"));
     // Without checks everybody is in; with them it is out again.
@@ -647,4 +742,35 @@ fn workers_that_an_operator_added_are_left_alone_unless_the_file_names_them() {
         until("it is read", || gateway.shared().settings.newest().is_some_and(|n| n.config.max_headers == 100));
         until_they_are(&wanted);
     }
+}
+
+#[test]
+fn engines_are_asked_for_their_load_from_one_reload_to_another() {
+    let fleet = engines(2);
+    let urls = fleet.urls();
+    let list = workers(&[&urls[0], &urls[1]]) + "load_monitor_interval = 0.1\n";
+    let asked =
+        || fleet.engines().iter().filter_map(|engine| engine.stats().paths.get("/v1/loads").copied()).sum::<u64>();
+    fleet.engine(0).pretend(Some(Pretended::Load { kv_usage: 0.9, waiting: 0 }));
+    let served = Served::start(&list);
+    (0..4).for_each(|_| drop(served.chat().expect(200)));
+    assert_eq!(asked(), 0);
+    let is_shed = || served.metric("corelane_worker_shed") == 1.0;
+    served.reload(&(list.clone() + "overload_token_usage_threshold = 0.8\n"));
+    until("it is shed", is_shed);
+    let before = fleet.engine(0).stats().requests;
+    (0..4).for_each(|_| drop(served.chat().expect(200)));
+    assert_eq!(fleet.engine(0).stats().requests, before);
+    // The threshold moves while readings stay.
+    served.reload(&(list.clone() + "overload_token_usage_threshold = 0.95\n"));
+    until("it is back", || !is_shed());
+    served.reload(&(list.clone() + "overload_token_usage_threshold = 0.5\n"));
+    until("it is shed", is_shed);
+    served.reload(&list);
+    until("nothing is known", || !served.ask("/metrics").text().contains("corelane_worker_shed{"));
+    let (before, requests) = (asked(), fleet.engine(0).stats().requests);
+    (0..8).for_each(|_| drop(served.chat().expect(200)));
+    assert!(fleet.engine(0).stats().requests > requests);
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(asked() <= before + 2, "at most one question each was under way");
 }

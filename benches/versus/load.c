@@ -2,7 +2,7 @@
 //
 //   load rate PORT BODY CONNECTIONS RATE SECONDS WARMUP
 //   load hold PORT BODY WARM COUNT idle|stream
-//   load probe
+//   load probe CORE OTHER
 //
 // Takes a port on loopback and a file with a JSON body that is posted to /v1/chat/completions.
 //
@@ -13,8 +13,8 @@
 //
 // hold: opens WARM connections, says "warm", waits for a line; opens COUNT more, says "ready", and reads on until its
 // standard input ends. idle: each connection had one answer. stream: each has an answer that goes on.
-// probe: the time in µs that a message through a pair of sockets takes, least of several, which tells how fast the
-// machine happens to be.
+// probe: the time in µs that a message through a pair of sockets takes on CORE, and the time in ns that a cache line takes
+// to OTHER and back, least of several each, which tell how fast the machine happens to be and how near its cores are.
 // Never retries: a refused connection or another status than 200 is an error.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,6 +22,9 @@
 #include <fcntl.h>
 #include <math.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -325,11 +328,48 @@ static int hold(int warm, int count, int streams) {
   }
 }
 
-static int probe(void) {
-  enum { TURNS = 8, MESSAGES = 2000 };
+static void pin(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof set, &set)) die("sched_setaffinity");
+}
+
+enum { TURNS = 8, MESSAGES = 2000, PASSES = 20000 };
+static _Alignas(128) atomic_int ball;
+
+static void *returns(void *core) {
+  pin(*(int *)core);
+  for (int i = 0; i < TURNS * PASSES; i++) {
+    while (atomic_load(&ball) != 2 * i + 1) {}
+    atomic_store(&ball, 2 * i + 2);
+  }
+  return NULL;
+}
+
+// Round trip of a cache line between this core and another, in ns.
+static double distance(int other) {
+  pthread_t thread;
+  double least = 1e9;
+  if (pthread_create(&thread, NULL, returns, &other)) die("pthread_create");
+  for (int turn = 0; turn < TURNS; turn++) {
+    int64_t began = now_ns();
+    for (int i = turn * PASSES; i < (turn + 1) * PASSES; i++) {
+      atomic_store(&ball, 2 * i + 1);
+      while (atomic_load(&ball) != 2 * i + 2) {}
+    }
+    double each = (double)(now_ns() - began) / PASSES;
+    if (each < least) least = each;
+  }
+  pthread_join(thread, NULL);
+  return least;
+}
+
+static int probe(int core, int other) {
   int pair[2];
   char message[256] = {0};
   double least = 1e9;
+  pin(core);
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) die("socketpair");
   for (int turn = 0; turn < TURNS; turn++) {
     int64_t began = now_ns();
@@ -338,7 +378,7 @@ static int probe(void) {
     double each = (now_ns() - began) / 1e3 / MESSAGES;
     if (each < least) least = each;
   }
-  printf("%.4f\n", least);
+  printf("%.4f %.1f\n", least, distance(other));
   return 0;
 }
 
@@ -354,7 +394,7 @@ int main(int argc, char **argv) {
     made_request(argv[3]);
     return hold(atoi(argv[4]), atoi(argv[5]), !strcmp(argv[6], "stream"));
   }
-  if (argc == 2 && !strcmp(argv[1], "probe")) return probe();
-  fprintf(stderr, "usage: %s rate PORT BODY CONNECTIONS RATE SECONDS WARMUP | hold PORT BODY WARM COUNT idle|stream | probe\n", argv[0]);
+  if (argc == 4 && !strcmp(argv[1], "probe")) return probe(atoi(argv[2]), atoi(argv[3]));
+  fprintf(stderr, "usage: %s rate PORT BODY CONNECTIONS RATE SECONDS WARMUP | hold PORT BODY WARM COUNT idle|stream | probe CORE OTHER\n", argv[0]);
   return 2;
 }

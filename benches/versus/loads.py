@@ -63,10 +63,12 @@ class Bench:
         self.workers = Workers(options, children, ports, tools["worker"])
 
     def speed(self):
-        """How long the machine takes for a fixed piece of work on the proxies' core, in µs."""
-        probe = self.children.start("probe", [self.tools["load"], "probe"], {self.options.proxy_core}, piped=True)
+        """How long the machine takes for a fixed piece of work on the proxies' core, in µs, and a cache line from there to
+        the load's core and back, in ns."""
+        cores = self.options.proxy_core, min(self.options.load_cores)
+        probe = self.children.start("probe", [self.tools["load"], "probe", *cores], set(cores), piped=True)
         try:
-            return float(probe.line(10))
+            return map(float, probe.line(20).split())
         finally:
             self.children.end(probe)
 
@@ -186,9 +188,9 @@ class Series:
     def note(self, load, proxy, round_, measured):
         """Runs one measurement; gives its figures, or None."""
         try:
-            speed = self.bench.speed()
+            speed, line = self.bench.speed()
             figures, failures = measured()
-            figures["probe_us"] = speed
+            figures |= {"probe_us": speed, "line_ns": line}
         except Failed as e:
             self.failed.append(f"{load}, {proxy}: {e}")
             self.say(f"{load:8} {proxy:14} failed: {e}")

@@ -70,6 +70,9 @@ def table(rounds, base):
             cells += [f"{median(values(rounds, load, name, k).values()):.{d}f}" for k, _, d in figures[1:]]
             lines.append(f"  {name:14}" + "".join(f"{c:>12}" for c in cells))
         speeds = values(rounds, load, None, "probe_us").values()
+        lines_ns = values(rounds, load, None, "line_ns").values()
+        if lines_ns:
+            lines.append(f"  a cache line took {median(lines_ns):.0f} ns to the load's core and back ({min(lines_ns):.0f} to {max(lines_ns):.0f})")
         if speeds and max(speeds) > 1.1 * min(speeds):
             lines.append(f"  the machine's own speed changed by {max(speeds) / min(speeds):.2f} meanwhile: trust only rounds beside each other")
     return "\n".join(lines)

@@ -136,7 +136,8 @@ def built(work):
     if not compiler:
         raise Failed("a C compiler (cc) is missing; apt-get install build-essential, or --install")
     for name in ("worker", "load"):
-        done = subprocess.run([compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", work / name, HERE / f"{name}.c", "-lm"],
+        done = subprocess.run([compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", work / name, HERE / f"{name}.c",
+                               "-lm", "-pthread"],
                               capture_output=True, text=True, timeout=60)
         if done.returncode or done.stderr:
             raise Failed(f"{name}.c does not compile:\n{done.stderr}")

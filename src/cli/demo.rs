@@ -191,8 +191,15 @@ fn start(wishes: &Wishes, mut config: Config) -> Result<ExitCode, String> {
     let fleet = Fleet::start_mixed(wishes.parts(), (Ipv4Addr::LOCALHOST, 0))
         .map_err(|e| format!("the mock workers could not be started ({e}): give fewer --workers"))?;
     config.workers = fleet.engines().iter().map(spec).collect();
-    let usual_metrics = take_usual_metrics_port(&mut config);
-    let gateway = Gateway::start(config)?;
+    let mut usual_metrics = take_usual_metrics_port(&mut config);
+    let gateway = Gateway::start(config.clone()).or_else(|why| {
+        if !std::mem::take(&mut usual_metrics) {
+            return Err(why);
+        }
+        // Another demo may have taken that port in the meantime.
+        config.metrics_port = 0;
+        Gateway::start(config)
+    })?;
     let demo = Demo { shared: gateway.shared(), fleet, began: Instant::now() };
 
     // A reader that closed its end of the pipe ends the demo like a signal.

@@ -10,6 +10,7 @@ use crate::config;
 
 /// Runs the subcommand.
 pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
+    crate::boot::outlive_requests();
     let command = config::flags::command(subcommand.name, subcommand.about);
     let (loaded, source) = match super::configure(&command, args) {
         Ok(done) => done,

@@ -47,7 +47,7 @@ pub fn read(name: &str, origin: &Origin, files: &impl Files) -> Found {
         }
     };
     for name in names {
-        match files.read(&name) {
+        match files.read_lasting(&name) {
             Ok(text) if name.ends_with(".toml") => of_toml(&name, &text, &mut found),
             Ok(text) if name.ends_with(".json") => of_json(&name, &text, &mut found),
             Ok(text) => of_lines(&name, &text, &mut found),

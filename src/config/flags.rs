@@ -167,7 +167,11 @@ fn wanted_value(arg: &Arg) -> String {
     match OPTIONS.iter().find(|row| row.key == arg.get_id().as_str()) {
         Some(row) => row.kind.wants(),
         None if arg.get_id() == CONFIG_FLAG => "a file".to_owned(),
-        None => "a whole number".to_owned(),
+        // Flags of a subcommand: numbers, but for those that name what they want.
+        None => match arg.get_value_names() {
+            Some([name]) if name.len() > 1 => name.to_lowercase(),
+            _ => "a whole number".to_owned(),
+        },
     }
 }
 

@@ -18,10 +18,11 @@ Every option is also an environment variable (CORELANE_MAX_PAYLOAD_SIZE; empty c
 the file (max_payload_size). A flag wins over a variable, a variable over the file, the file over the default.
 
 Only in the file:
-  [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), dp_size,
-                    health_endpoint, health_timeout_secs, backend (sglang, vllm), role (regular, prefill, decode),
-                    and for the last two group, connector (nixl, mooncake) and bootstrap_port; expand = true: its
-                    host is a name that stands for a worker at each of its addresses
+  [[workers]]       url, and optionally api_key (replaces the client's), models (else asked for), labels,
+                    dp_size, health_endpoint, health_interval_secs and its like, backend (sglang, vllm),
+                    role (regular, prefill, decode), and for the last two group, bootstrap_port and
+                    connector (nixl, mooncake); expand = true: its host is a name that stands for a
+                    worker at each of its addresses
   [[extra_routes]]  path (* stands for one segment) and methods, passed on to the workers
 
 SIGHUP, or a change of the file, has it read again: what tuning/options.md calls live changes in the running process.
@@ -93,13 +94,20 @@ Workers with a key, models or a role of their own; they add to `worker_urls` of 
 ```toml
 [[workers]]
 url = "http://10.0.0.1:30000"
-api_key = "…"                  # replaces the client's Authorization
+api_key = "sk-engine"          # replaces the client's Authorization
 models = ["llama-3.1-8b"]      # left out: asked for at /v1/models
 backend = "sglang"             # or "vllm"; left out: as the option backend says
-health_endpoint = "/ready"     # where it is probed; left out: see health_check_endpoint
-health_timeout_secs = 2        # left out: see health_check_timeout_secs
-dp_size = 8                    # each of the engine's ranks is chosen on its own; left out: see dp_aware
 role = "regular"
+labels = { rack = "7" }        # shown in GET /workers, for whoever asks there
+health_endpoint = "/ready"     # where it is probed; left out: see health_check_endpoint
+health_interval_secs = 10      # these four left out: see health_check_interval_secs and so on
+health_timeout_secs = 2
+health_failure_threshold = 3
+health_success_threshold = 2
+dp_size = 8                    # each of the engine's ranks is chosen on its own; left out: see dp_aware
+
+[[workers]]
+url = "http://engines.example:30000"
 expand = true                  # the host is a name: a worker at each of its addresses, as the name service has them
 ```
 

@@ -331,6 +331,39 @@ pub const OPTIONS: &[Row] = &[
     ),
     row(
         Section::Routing,
+        "balance_token_usage_threshold",
+        Kind::Ratio { min: 0.0, max: 1.0, set: |c, v| c.routing.balance_token_usage = v },
+        "1.0",
+        "cache_aware, prefix_hash: affinity is dropped for least load while the most and the least used KV cache of the \
+         usable workers, as their engines say, differ by more than this. 1: never.",
+    ),
+    row(
+        Section::Routing,
+        "overload_token_usage_threshold",
+        Kind::Ratio { min: 0.0, max: 1.0, set: |c, v| c.routing.overload_token_usage = v },
+        "1.0",
+        "A worker whose engine says that more of its KV cache is used gets no requests while another usable one is \
+         not above; whatever the policy. 1: off.",
+    ),
+    row(
+        Section::Routing,
+        "max_worker_waiting",
+        Kind::Whole { min: 0, max: 32767, set: |c, v| c.routing.max_worker_waiting = v as u32 },
+        "0",
+        "A worker in whose engine, as that says, so many requests wait gets no more while another usable one has fewer; \
+         whatever the policy. 0: off.",
+    ),
+    row(
+        Section::Routing,
+        "load_monitor_interval",
+        Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.load_monitor_interval = v },
+        "2",
+        "Time from one question for the load of a worker's engine to the next. Engines are asked only where one of the \
+         two thresholds of token usage, or max_worker_waiting, is set; what was said 3 intervals (at least 10 s) ago does \
+         not count.",
+    ),
+    row(
+        Section::Routing,
         "prefix_memory",
         Kind::Bytes { min: MIB, max: 1024 * GIB, set: |c, v| c.routing.prefix_memory_bytes = v },
         "1GiB",
@@ -839,8 +872,6 @@ pub const OPTIONS: &[Row] = &[
 
 /// Options of the peers that this version does not have, with what they belong to. A `*` at the end stands for any rest.
 pub const LATER: &[(&str, &str)] = &[
-    ("balance_token_usage_threshold", "cache-aware routing"),
-    ("overload_token_usage_threshold", "cache-aware routing"),
     ("tls_cert_path", "TLS towards clients"),
     ("tls_key_path", "TLS towards clients"),
     ("cors_allowed_origins", "CORS"),

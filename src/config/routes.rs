@@ -32,6 +32,8 @@ pub enum Answer {
     Ready,
     /// The gateway: union of the usable workers' models.
     Models,
+    /// The gateway: the model whose name ends the path, if a usable worker serves it.
+    Model,
     /// The gateway: the harmless part of what workers say of themselves.
     ServerInfo,
 }
@@ -132,6 +134,9 @@ pub const ROUTES: &[Route] = &[
     get("/liveness", Answer::Alive),
     get("/readiness", Answer::Ready),
     get("/v1/models", Answer::Models),
+    get("/v1/models/*", Answer::Model),
+    // Names may have an owner before them.
+    get("/v1/models/*/*", Answer::Model),
     get("/get_model_info", Answer::AnyWorker),
     get("/model_info", Answer::AnyWorker),
     get("/get_server_info", Answer::ServerInfo),
@@ -165,6 +170,7 @@ pub fn markdown() -> String {
             Answer::Alive => "the gateway: 200 while the process lives",
             Answer::Ready => "the gateway: 200 or 503, with counts and a reason",
             Answer::Models => "the gateway: the models of all usable workers",
+            Answer::Model => "the gateway: the model, if a usable worker serves it",
             Answer::ServerInfo => "the gateway: the harmless part of what workers say of themselves",
         };
         let pairs = if route.generates { "yes" } else { "" };

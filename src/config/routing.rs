@@ -128,6 +128,12 @@ pub struct Routing {
     /// Factor by which it must do so, too.
     pub balance_rel: f64,
     pub balance_mode: BalanceMode,
+    /// Affinity is dropped while the used parts of the KV caches of a pool's engines differ by more; 1: never.
+    pub balance_token_usage: f64,
+    /// An engine of whose KV cache more is used is left out while another one is below; 1: never.
+    pub overload_token_usage: f64,
+    /// So is one in which so many requests wait; 0: never.
+    pub max_worker_waiting: u32,
     /// Bytes of a prompt that count for its key.
     pub prefix_max_bytes: usize,
     /// Bytes for the prefix trees of the process.
@@ -150,6 +156,9 @@ impl Routing {
         balance_abs: 0,
         balance_rel: 0.0,
         balance_mode: BalanceMode::Worker,
+        balance_token_usage: 0.0,
+        overload_token_usage: 0.0,
+        max_worker_waiting: 0,
         prefix_max_bytes: 0,
         prefix_memory_bytes: 0,
         prefix_ttl_secs: 0,
@@ -165,6 +174,9 @@ impl Routing {
         balance_abs: 16,
         balance_rel: 1.5,
         balance_mode: BalanceMode::Worker,
+        balance_token_usage: 1.0,
+        overload_token_usage: 1.0,
+        max_worker_waiting: 0,
         prefix_max_bytes: 1 << 20,
         prefix_memory_bytes: 1 << 30,
         prefix_ttl_secs: 0,
@@ -173,6 +185,17 @@ impl Routing {
         manual_idle_secs: 4 * 3600,
         panic: false,
     };
+
+    /// Whether affinity may have to give way for what engines say of their KV caches.
+    #[inline]
+    pub fn balances_usage(&self) -> bool {
+        self.balance_token_usage < 1.0
+    }
+
+    /// Whether decisions need to know what engines say of their load.
+    pub fn wants_loads(&self) -> bool {
+        self.balances_usage() || self.overload_token_usage < 1.0 || self.max_worker_waiting > 0
+    }
 
     /// Whether a load is above another by both thresholds.
     #[inline]

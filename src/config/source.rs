@@ -1,15 +1,19 @@
 //! Where a configuration comes from, so that it can be read again, and what a new reading changes.
 //!
 //! Takes flags and variables of the start, gives configurations as the files make them now. Never lets a reading change
-//! what only a start can change: that is named, and stays.
+//! what only a start can change: that is named, and stays. Never waits for a pipe that is to be read again and again, and
+//! never reads a file without end.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 
 use super::environment::Environment;
 use super::flags::FromFlags;
 use super::load::{Loaded, Setting, load};
 use super::mistakes::{Mistake, Origin, Wrong};
 use super::values::Kind;
+use crate::limits::MAX_CONFIG_BYTES;
 
 /// Where files are read.
 pub trait Files {
@@ -18,6 +22,14 @@ pub trait Files {
     /// # Errors
     /// The system's.
     fn read(&self, name: &str) -> io::Result<String>;
+
+    /// The text of a file that is read again and again: a regular one.
+    ///
+    /// # Errors
+    /// The system's, and what else the name stands for.
+    fn read_lasting(&self, name: &str) -> io::Result<String> {
+        self.read(name)
+    }
 
     /// Names of the entries of a directory; `None` for what is no directory.
     ///
@@ -31,7 +43,16 @@ pub struct Disk;
 
 impl Files for Disk {
     fn read(&self, name: &str) -> io::Result<String> {
-        std::fs::read_to_string(name)
+        text(File::open(name)?)
+    }
+
+    fn read_lasting(&self, name: &str) -> io::Result<String> {
+        // To open a pipe that nobody writes to would wait for somebody who does.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(name)?;
+        match file.metadata()?.is_file() {
+            true => text(file),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+        }
     }
 
     fn list(&self, name: &str) -> io::Result<Option<Vec<String>>> {
@@ -40,6 +61,16 @@ impl Files for Disk {
         }
         let entry = |entry: io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
         std::fs::read_dir(name)?.map(entry).collect::<io::Result<_>>().map(Some)
+    }
+}
+
+/// What a file has to say, within bounds: a link may lead to a device.
+fn text(file: File) -> io::Result<String> {
+    let mut text = String::new();
+    file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text)?;
+    match text.len() as u64 <= MAX_CONFIG_BYTES {
+        true => Ok(text),
+        false => Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {MAX_CONFIG_BYTES} bytes"))),
     }
 }
 
@@ -145,6 +176,13 @@ mod tests {
         let source = Source { flags, environment: Vec::new() };
         let text = format!("worker_urls = ['http://w:1']\n{text}");
         source.load(|_: &str| Ok(text.clone())).unwrap_or_else(|all| panic!("{all:?}"))
+    }
+
+    #[test]
+    fn files_without_end_are_left_alone() {
+        let told = |told: io::Result<String>| told.expect_err("it has no end").to_string();
+        assert!(told(Disk.read("/dev/zero")).contains("more than 67108864 bytes"));
+        assert!(told(Disk.read_lasting("/dev/zero")).contains("no regular file"));
     }
 
     #[test]

@@ -171,3 +171,15 @@ pub fn article(value: &Value) -> &'static str {
         Value::InlineTable(_) => "a table",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dotted_key_behind_a_broken_value_is_a_mistake() {
+        let read = read("gateway.toml", "url = =\nurl. = =\n");
+        assert_eq!(read.mistakes.len(), 1);
+        assert!(read.mistakes[0].to_string().starts_with("gateway.toml:1:7: no TOML"), "{}", read.mistakes[0]);
+    }
+}

@@ -6,9 +6,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use super::standard_error;
 use crate::config::AccessFormat;
 use crate::config::routes::ROUTES;
 use crate::metrics::Tally;
@@ -115,7 +117,7 @@ impl Writer {
             return;
         }
         let written = match &mut self.target {
-            Target::Stderr => io::stderr().lock().write_all(&self.lines),
+            Target::Stderr => to_standard_error(&self.lines),
             Target::Stdout => {
                 let mut out = io::stdout().lock();
                 out.write_all(&self.lines).and_then(|()| out.flush())
@@ -149,8 +151,24 @@ impl Writer {
     }
 }
 
+/// Waits for as long as it takes, but leaves standard error to the process's own log meanwhile.
+fn to_standard_error(mut lines: &[u8]) -> io::Result<()> {
+    while !lines.is_empty() {
+        match standard_error::write_some(lines) {
+            Ok(n) => lines = &lines[n..],
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(CALM),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// A pipe that has no reader is an error: to wait for one would stop the start, or the writer. One that has one is
+/// waited for when it is written to.
 fn open(path: &str) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    let file = OpenOptions::new().create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    rustix::io::ioctl_fionbio(&file, false)?;
+    Ok(file)
 }
 
 /// Has the file opened anew whenever the process gets SIGUSR1, for whoever rotates logs.

@@ -1,7 +1,8 @@
-//! The admin listener: metrics, readiness, and the management of workers, on an address of its own.
+//! The admin listener: metrics, readiness, a page of what goes on, and the management of workers, on an address of its own.
 //!
 //! Takes requests of operators and scrapers, gives text and JSON. Never stands on the public address, never shows a
-//! key, never does what a page in somebody's browser asks for; changes workers only through [`Commands`].
+//! key, never does what a page in somebody's browser asks for; changes workers only through [`Commands`]. Never has
+//! more than a few connections, nor for long one that asks for nothing: descriptors are for clients and workers.
 
 mod answers;
 mod door;
@@ -11,22 +12,36 @@ mod workers;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
 
 use super::command::Commands;
 use super::exposition::{CONTENT_TYPE, Exposition};
 use super::fleet::Bases;
+use super::page;
 use super::reload::Report;
+use super::stats::Gauge;
 use crate::config::Config;
+use crate::limits::MAX_ADMIN_CONNECTIONS;
 use crate::shared::Shared;
+
+/// Time for a visitor to send the head of a request, the pause before it included, and then for its body. Longer than
+/// scrapers pause.
+const SILENCE: Duration = Duration::from_secs(75);
+/// Pause after an accept that failed, for lack of descriptors perhaps.
+const BREATH: Duration = Duration::from_millis(100);
 
 /// What the handlers read.
 #[derive(Clone)]
@@ -36,6 +51,7 @@ pub struct Admin {
     commands: Commands,
     exposition: Arc<Exposition>,
     report: Report,
+    gauge: Gauge,
 }
 
 /// Opens the admin listener.
@@ -60,7 +76,8 @@ impl Admin {
         commands: Commands,
         report: Report,
     ) -> Self {
-        Admin { shared, config, commands, exposition: Arc::new(Exposition::new(shared, bases)), report }
+        let exposition = Arc::new(Exposition::new(shared, bases.clone()));
+        Admin { shared, config, commands, exposition, report, gauge: Gauge::new(shared, bases) }
     }
 
     /// The configuration in effect.
@@ -70,8 +87,24 @@ impl Admin {
 
     /// Answers requests until the task is dropped.
     pub async fn serve(self, listener: TcpListener) {
-        // axum's loop retries failed accepts and does not return.
-        let _ = axum::serve(listener, self.router()).await;
+        let service = TowerToHyperService::new(self.router());
+        let seats = Arc::new(Semaphore::new(MAX_ADMIN_CONNECTIONS));
+        loop {
+            // Whoever finds no seat waits in the kernel, and takes no descriptor there.
+            let Ok(seat) = seats.clone().acquire_owned().await else { return };
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(BREATH).await;
+                continue;
+            };
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(SILENCE);
+            let visit = http.serve_connection(TokioIo::new(stream), service.clone());
+            tokio::spawn(async move {
+                let _seat = seat;
+                // What breaks off is the visitor's affair.
+                let _ = visit.await;
+            });
+        }
     }
 
     fn router(self) -> Router {
@@ -87,10 +120,12 @@ impl Admin {
             .route("/flush_cache", post(answers::flush_cache))
             .route("/get_loads", get(answers::loads))
             .route("/config", get(config))
+            .route("/stats", get(stats))
             .route("/engine_metrics", get(answers::engine_metrics))
             .route_layer(middleware::from_fn_with_state(self.clone(), door::check));
         let alive = || get(|| async { Json(json!({"status": "ok"})) });
         Router::new()
+            .route("/", get(|| async { page::response() }))
             .route("/metrics", get(metrics))
             .route("/health", alive())
             .route("/liveness", alive())
@@ -104,6 +139,11 @@ impl Admin {
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], admin.exposition.text()).into_response()
+}
+
+/// What the page and `corelane top` show.
+async fn stats(State(admin): State<Admin>) -> Response {
+    (page::NOT_KEPT, Json(admin.gauge.read())).into_response()
 }
 
 /// The same as on the public address, for probes that should not stand in line with clients.

@@ -81,7 +81,7 @@ async fn ask(tended: &Tended, port: u16) -> Result<EngineIds, String> {
     let authority = format!("{}:{port}", tended.endpoint.bracketed());
     let url = format!("http://{authority}/query");
     // The bootstrap server is not the engine: it has no use for the engine's key.
-    match fetch::get(&addrs, &authority, "/query", None, tended.config.health_timeout).await {
+    match fetch::get(&addrs, &authority, "/query", None, tended.health_timeout).await {
         Ok(Reply { status: 200, truncated: false, body }) => engine_ids(&body).map_err(|why| format!("{url}: {why}")),
         Ok(Reply { status: 200, .. }) => Err(format!("{url}: the answer is too long")),
         Ok(Reply { status, .. }) => Err(format!("{url} answers {status}")),

@@ -18,6 +18,7 @@ use crate::config::routes::ROUTES;
 use crate::fault::What;
 use crate::metrics::{Kind, Metric, Row, STATUSES, Scale, Tally, Time, WORKER_STATUSES, status_label};
 use crate::shared::Shared;
+use crate::shared::reported::Said;
 use crate::shared::roster::{OTHER, Slot};
 use crate::shared::settings::Reload;
 use crate::shared::tallies::{Lane, Observed};
@@ -92,6 +93,7 @@ impl Source {
             | Metric::WorkerFailures
             | Metric::WorkerWaits
             | Metric::WorkerUp => self.workers(metric, family),
+            Metric::WorkerUsage | Metric::WorkerWaiting | Metric::WorkerShed => self.reported(metric, family),
             Metric::WorkerResponses => self.responses(family),
             Metric::WorkerFlips => self.came_to(family, &Health::ALL.map(|to| (to.name(), to)), Vitals::flips),
             Metric::BreakerState => self.workers(metric, family),
@@ -214,6 +216,20 @@ impl Source {
         Ok(())
     }
 
+    /// What engines say of themselves.
+    fn reported(&self, metric: Metric, family: &mut Family) -> fmt::Result {
+        for worker in &self.shared.roster.snapshot().workers {
+            let (labels, said) = (&[&*worker.url, worker.role.name()], self.shared.reported.said(worker.slot));
+            match (metric, said, said.and_then(Said::kv_usage)) {
+                (_, None, _) | (Metric::WorkerUsage, _, None) => Ok(()),
+                (Metric::WorkerUsage, _, Some(usage)) => family.ratio(labels, usage),
+                (Metric::WorkerWaiting, Some(said), _) => family.gauge(labels, said.waiting.into()),
+                _ => family.gauge(labels, self.shared.vitals.vital(worker.slot).is_shed().into()),
+            }?;
+        }
+        Ok(())
+    }
+
     fn responses(&self, family: &mut Family) -> fmt::Result {
         for worker in &self.shared.roster.snapshot().workers {
             for (status, n) in WORKER_STATUSES.iter().zip(self.bases.responses(self.shared, worker.slot)) {
@@ -299,6 +315,10 @@ impl<'a, 'r> Family<'a, 'r> {
 
     fn gauge(&mut self, values: &[&str], n: i64) -> fmt::Result {
         self.sample(values, |encoder| encoder.encode_gauge(&n))
+    }
+
+    fn ratio(&mut self, values: &[&str], of_one: f64) -> fmt::Result {
+        self.sample(values, |encoder| encoder.encode_gauge(&of_one))
     }
 
     fn sample(&mut self, values: &[&str], write: impl FnOnce(&mut MetricEncoder) -> fmt::Result) -> fmt::Result {

@@ -21,8 +21,7 @@ use crate::shared::roster::{Slot, Snapshot, Worker};
 /// How long an engine may take for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An engine that can be asked, with all its ranks.
-#[derive(Debug)]
+/// An engine that can be asked, with all its ranks. It has no `Debug`: that would show the key.
 pub struct Target {
     pub url: Box<str>,
     pub role: Role,
@@ -65,6 +64,13 @@ pub fn targets(snapshot: &Snapshot) -> Vec<Arc<Target>> {
     engines.into_values().map(Arc::new).collect()
 }
 
+/// The same, each address once: while a worker's role is being changed it is there in both.
+pub fn addresses(snapshot: &Snapshot) -> Vec<Arc<Target>> {
+    let mut targets = targets(snapshot);
+    targets.dedup_by(|later, first| later.url == first.url);
+    targets
+}
+
 /// The URL without the rank.
 fn base(worker: &Worker) -> &str {
     match worker.pairing.dp {
@@ -95,4 +101,29 @@ pub async fn each<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     }
     answers.sort_unstable_by_key(|(at, _)| *at);
     answers.into_iter().map(|(at, answer)| (targets[at].clone(), answer)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::WorkerSpec;
+    use crate::control::fleet::Fleet;
+    use crate::shared::Shared;
+
+    #[test]
+    fn an_engine_is_a_target_once_for_each_role_and_an_address_once() {
+        let shared = Shared::leak(1);
+        let mut fleet = Fleet::new(shared);
+        let spec = |role| WorkerSpec { role, dp_size: Some(2), ..WorkerSpec::new("http://10.0.0.1:1") };
+        for role in [Role::Decode, Role::Regular] {
+            fleet.register(&spec(role)).expect("a slot");
+        }
+        fleet.register(&WorkerSpec::new("http://10.0.0.2:1")).expect("a slot");
+        fleet.settle();
+        let snapshot = shared.roster.snapshot();
+        let shown = |all: Vec<Arc<Target>>| all.iter().map(|t| (t.url.to_string(), t.slots.len())).collect::<Vec<_>>();
+        let [first, second] = [("http://10.0.0.1:1".to_owned(), 2), ("http://10.0.0.2:1".to_owned(), 1)];
+        assert_eq!(shown(targets(&snapshot)), [first.clone(), first.clone(), second.clone()]);
+        assert_eq!(shown(addresses(&snapshot)), [first, second]);
+    }
 }

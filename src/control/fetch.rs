@@ -1,7 +1,7 @@
 //! One question to a worker, on a connection of its own.
 //!
 //! Takes addresses and a path, gives status and body. Never takes longer than its limit, body included; never
-//! keeps more than [`MAX_ANSWER_BYTES`]; never leaves the connection behind.
+//! keeps more than [`MAX_ANSWER_BYTES`], or what its caller allows; never leaves the connection behind.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ const AGENT: &str = concat!("corelane/", env!("CARGO_PKG_VERSION"));
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// The body, or its first [`MAX_ANSWER_BYTES`].
+    /// The body, or as much of it as is kept.
     pub body: Vec<u8>,
     /// Whether the body was longer than that.
     pub truncated: bool,
@@ -94,7 +94,32 @@ pub async fn ask(
     limit: Duration,
 ) -> Result<Reply, Failure> {
     let request = request(method, authority, path, api_key).ok_or(Failure::Unaskable)?;
-    match timeout(limit, exchange(addrs, request, limit)).await {
+    within(MAX_ANSWER_BYTES, addrs, request, limit).await
+}
+
+/// [`get`] with another bound for the answer's body, in bytes.
+///
+/// # Errors
+/// See [`get`].
+pub async fn get_within(
+    most: usize,
+    addrs: &[SocketAddr],
+    authority: &str,
+    path: &str,
+    api_key: Option<&str>,
+    limit: Duration,
+) -> Result<Reply, Failure> {
+    let request = request(Method::GET, authority, path, api_key).ok_or(Failure::Unaskable)?;
+    within(most, addrs, request, limit).await
+}
+
+async fn within(
+    most: usize,
+    addrs: &[SocketAddr],
+    request: Request<Empty<Bytes>>,
+    limit: Duration,
+) -> Result<Reply, Failure> {
+    match timeout(limit, exchange(addrs, request, limit, most)).await {
         Ok(result) => result,
         Err(_) => Err(Failure::Timeout(limit)),
     }
@@ -117,7 +142,12 @@ fn request(method: Method, authority: &str, path: &str, api_key: Option<&str>) -
     Some(request)
 }
 
-async fn exchange(addrs: &[SocketAddr], request: Request<Empty<Bytes>>, limit: Duration) -> Result<Reply, Failure> {
+async fn exchange(
+    addrs: &[SocketAddr],
+    request: Request<Empty<Bytes>>,
+    limit: Duration,
+    most: usize,
+) -> Result<Reply, Failure> {
     let stream = connect(addrs, limit).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Failure::Broken)?;
@@ -131,7 +161,7 @@ async fn exchange(addrs: &[SocketAddr], request: Request<Empty<Bytes>>, limit: D
     let mut truncated = false;
     while let Some(frame) = incoming.frame().await {
         let Ok(data) = frame.map_err(Failure::Broken)?.into_data() else { continue };
-        let room = MAX_ANSWER_BYTES - body.len();
+        let room = most - body.len();
         body.extend_from_slice(&data[..data.len().min(room)]);
         if data.len() > room {
             truncated = true;

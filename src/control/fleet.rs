@@ -1,8 +1,8 @@
 //! The workers that the process knows: the only writer of the roster.
 //!
 //! Takes workers, what is to become of them, and news about them; gives lanes snapshots, seeds and health. Never
-//! publishes more than once for a batch of news; never lets a worker in before the snapshot that describes it is out; never gives a
-//! slot's old count to its new tenant.
+//! publishes more than once for a batch of news; never lets a worker in before the snapshot that describes it is out;
+//! never gives a slot's old count to its new tenant.
 
 mod drain;
 mod list;
@@ -466,6 +466,12 @@ impl Fleet {
         self.engines.get(&id).map(|engine| &engine.spec)
     }
 
+    /// The addresses that it has; `None` while there are none.
+    pub fn addrs(&self, id: Id) -> Option<Arc<[SocketAddr]>> {
+        let known = &self.engines.get(&id)?.members[0].addrs;
+        (!known.is_empty()).then(|| known.iter().copied().collect())
+    }
+
     /// What its probes have come to so far.
     pub fn verdict(&self, id: Id) -> Health {
         let verdict = self.engines.get(&id).and_then(|engine| engine.verdict.as_ref());
@@ -651,8 +657,8 @@ impl Fleet {
         self.recount();
     }
 
-    /// What is done every second: breakers and pauses of failing workers run, leads in work fade, sticky keys of workers that are
-    /// gone or that were not used for `idle_s` are forgotten, a share of them at a time.
+    /// What is done every second: breakers and pauses of failing workers run, leads in work fade, sticky keys of
+    /// workers that are gone or that were not used for `idle_s` are forgotten, a share of them at a time.
     pub fn second(&mut self, now_s: u64, idle_s: u32) {
         self.run_breakers();
         let snapshot = self.shared.roster.snapshot();

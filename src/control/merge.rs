@@ -113,15 +113,17 @@ impl Page {
 }
 
 /// One sample, as it stands in a line; its time is left out.
-struct Sample<'a> {
-    name: &'a str,
+pub struct Sample<'a> {
+    pub name: &'a str,
     /// Between the braces.
     labels: Vec<(&'a str, &'a str)>,
-    value: &'a str,
+    /// A number.
+    pub value: &'a str,
 }
 
 impl<'a> Sample<'a> {
-    fn parse(line: &'a str) -> Option<Sample<'a>> {
+    /// The sample of a line; `None` for comments and for what is none.
+    pub fn parse(line: &'a str) -> Option<Sample<'a>> {
         let end = line.find(['{', ' ', '\t'])?;
         let (name, mut rest) = line.split_at(end);
         let mut labels = Vec::new();
@@ -150,6 +152,11 @@ impl<'a> Sample<'a> {
             && value.parse::<f64>().is_ok()
             && labels.iter().all(|(name, _)| is_name(name) && !name.contains(':'));
         is_good.then_some(Sample { name, labels, value })
+    }
+
+    /// The value of a label, as it is escaped.
+    pub fn label(&self, name: &str) -> Option<&'a str> {
+        self.labels.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
     /// Writes it with the worker's label, which it may have had itself.

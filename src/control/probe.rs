@@ -1,7 +1,7 @@
 //! Is the worker alive? The judgement, and the loop that asks.
 //!
-//! Takes the outcomes of probes and of live requests, gives changes of health. Never flips on a single miss (the thresholds say how
-//! many in a row), never flips a worker that another authority drains: the fleet sees to that.
+//! Takes the outcomes of probes and of live requests, gives changes of health. Never flips on a single miss (the
+//! thresholds say how many in a row), never flips a worker that another authority drains: the fleet sees to that.
 
 use std::fmt;
 use std::time::{Duration, Instant};

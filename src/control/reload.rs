@@ -37,7 +37,8 @@ pub struct Reloadable {
     pub finish: Box<dyn Fn(&mut Config) + Send>,
     /// Changes what is logged.
     pub log: Box<dyn Fn(&str) + Send>,
-    /// Told true when somebody asked for a reload or files have changed, and false when that is done, one way or the other.
+    /// Told true when what somebody asked for, or what has changed, has been read, and false when that is in effect or
+    /// refused.
     pub reloading: Box<dyn Fn(bool) + Send>,
 }
 
@@ -160,16 +161,13 @@ impl Reader {
             let change = if read.is_none() { Cause::Start } else { Cause::Change };
             let Some(cause) = cause.or(settled.then_some(change)) else { continue };
             read = Some(last.clone());
-            let pipe = self.watched.borrow().pipe();
-            let result = match pipe {
-                Some(_) if cause != Cause::Signal => continue,
-                Some(mistake) => Err(vec![mistake]),
-                None => {
-                    let source = self.source.clone();
-                    let Ok(result) = spawn_blocking(move || source.load(Disk)).await else { continue };
-                    result
-                }
+            let (watched, source) = (self.watched.borrow().clone(), self.source.clone());
+            let read = move || match watched.pipe() {
+                Some(_) if cause != Cause::Signal => None,
+                Some(mistake) => Some(Err(vec![mistake])),
+                None => Some(source.load(Disk)),
             };
+            let Ok(Some(result)) = spawn_blocking(read).await else { continue };
             let found = match &result {
                 Ok(loaded) => expand::look_up(&loaded.config.workers).await,
                 Err(_) => Vec::new(),

@@ -5,13 +5,22 @@
 //! name service does not).
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use crate::config::{WorkerUrl, Wrong};
 
 /// Longest wait for the name service; the look-up itself goes on in its own thread.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Look-ups at a time: each blocks a thread for as long as the name service takes, and a fleet's worth of threads would
+/// be too many.
+pub const LOOKUPS: usize = 8;
+
+/// A turn lasts as long as its look-up, whoever waits for it: while the name service hangs, no more are begun.
+static TURNS: Semaphore = Semaphore::const_new(LOOKUPS);
 
 /// A worker's base URL, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +58,9 @@ impl Endpoint {
     /// # Errors
     /// The name service's own, `TimedOut`, or `NotFound` for a name without addresses.
     pub async fn look_up(&self) -> io::Result<Box<[SocketAddr]>> {
-        let lookup = tokio::net::lookup_host((&*self.host, self.port));
-        let addrs = match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
+        let (host, port) = (self.host.clone(), self.port);
+        let look = in_turn(&TURNS, move || (&*host, port).to_socket_addrs());
+        let addrs = match tokio::time::timeout(LOOKUP_TIMEOUT, look).await {
             Ok(found) => found?,
             Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the name service does not answer")),
         };
@@ -65,6 +75,21 @@ impl Endpoint {
             false => Ok(unique.into_boxed_slice()),
         }
     }
+}
+
+/// Blocks a thread with this when it is its turn. It is not begun when nobody waits for it any more by then.
+async fn in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    look: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    // It is never closed.
+    let turn = turns.acquire().await.map_err(io::Error::other)?;
+    let looked = spawn_blocking(move || {
+        let found = look();
+        drop(turn);
+        found
+    });
+    looked.await.map_err(io::Error::other)?
 }
 
 impl From<WorkerUrl> for Endpoint {
@@ -105,6 +130,22 @@ mod tests {
     fn literals_need_no_look_up() {
         assert_eq!(Endpoint::parse("http://[::1]:9").unwrap().literal(), Some("[::1]:9".parse().unwrap()));
         assert_eq!(Endpoint::parse("http://localhost:9").unwrap().literal(), None);
+    }
+
+    #[tokio::test]
+    async fn a_look_up_that_hangs_is_not_followed_by_more_than_have_a_turn() {
+        static TURNS: Semaphore = Semaphore::const_new(1);
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let first = tokio::spawn(in_turn(&TURNS, move || ended.recv().map_err(io::Error::other)));
+        tokio::task::yield_now().await;
+        let never = in_turn(&TURNS, || -> io::Result<()> { unreachable!("nobody waits for it any more") });
+        assert!(tokio::time::timeout(Duration::from_millis(20), never).await.is_err());
+        end.send(()).unwrap();
+        assert!(first.await.unwrap().is_ok());
+        assert_eq!(in_turn(&TURNS, || Ok(7)).await.unwrap(), 7);
+        // A look-up that panics gives its turn back, too.
+        assert!(in_turn(&TURNS, || -> io::Result<()> { panic!("on purpose") }).await.is_err());
+        assert_eq!(in_turn(&TURNS, || Ok(8)).await.unwrap(), 8);
     }
 
     #[test]

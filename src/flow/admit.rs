@@ -37,7 +37,7 @@ async fn line_up<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Re
         Lined::Full => return Err(What::QueueFull.into()),
         Lined::Waits(ticket) => ticket,
     };
-    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+    let deadline = request.deadline_us();
     client.timer.set(deadline.min(since + request.config.queue_timeout.as_micros() as u64));
     let ended = poll_fn(|cx| {
         seat.watch(cx);

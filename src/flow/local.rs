@@ -5,17 +5,22 @@
 
 use crate::config::Config;
 use crate::config::routes::Answer;
+use crate::fault::{Fault, What};
 use crate::flow::passage::Request;
 use crate::http1::{self, Extra};
 use crate::lane::Lane;
 use crate::lane::wire::Wire;
 
 /// Appends the answer; gives its status.
-pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &mut Vec<u8>) -> u16 {
+///
+/// # Errors
+/// [`What::ModelUnknown`] where a model is asked for that no usable worker serves.
+pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &mut Vec<u8>) -> Result<u16, Fault> {
     request.keep_alive.set(request.keep_alive.get() && !lane.is_draining());
     let (status, body) = match by {
         Answer::Ready => lane.shared.readiness.json(lane.shared.drain.phase()),
         Answer::Models => (200, models(lane)),
+        Answer::Model => (200, model(lane, request.head.path.of(&request.input))?),
         Answer::ServerInfo => (200, server_info(lane, &request.config)),
         _ => (200, r#"{"status":"ok"}"#.to_string()),
     };
@@ -27,7 +32,40 @@ pub fn answer<W: Wire>(lane: &Lane<W>, request: &mut Request, by: Answer, out: &
         version: request.head.version,
     };
     http1::local(out, status, "application/json", body.as_bytes(), &extra);
-    status
+    Ok(status)
+}
+
+/// What is said of a model.
+fn entry(id: &str) -> serde_json::Value {
+    serde_json::json!({"id": id, "object": "model", "created": 0, "owned_by": "corelane"})
+}
+
+/// One model, named by the end of the path.
+fn model<W: Wire>(lane: &Lane<W>, path: &[u8]) -> Result<String, Fault> {
+    let name = decoded(path.strip_prefix(b"/v1/models/").unwrap_or_default());
+    let snapshot = lane.shared.roster.snapshot();
+    let mut usable = snapshot.workers.iter().filter(|w| lane.shared.vitals.usable(w.slot));
+    let known = usable.find_map(|w| w.models.iter().find(|m| m.as_bytes() == name));
+    known.map(|id| entry(id).to_string()).ok_or(What::ModelUnknown.into())
+}
+
+/// A path with its percent-encoding undone; what is none stays as it is.
+fn decoded(path: &[u8]) -> Vec<u8> {
+    let digit = |b: Option<&u8>| b.and_then(|b| char::from(*b).to_digit(16));
+    let (mut plain, mut at) = (Vec::with_capacity(path.len()), 0);
+    while at < path.len() {
+        match (path[at], digit(path.get(at + 1)), digit(path.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                plain.push((high << 4 | low) as u8);
+                at += 3;
+            }
+            (byte, ..) => {
+                plain.push(byte);
+                at += 1;
+            }
+        }
+    }
+    plain
 }
 
 /// The union of the models of all usable workers, in the OpenAI shape.
@@ -37,10 +75,7 @@ fn models<W: Wire>(lane: &Lane<W>) -> String {
     let mut names: Vec<&str> = usable.flat_map(|w| w.models.iter().map(|m| &**m)).collect();
     names.sort_unstable();
     names.dedup();
-    let data: Vec<_> = names
-        .into_iter()
-        .map(|id| serde_json::json!({"id": id, "object": "model", "created": 0, "owned_by": "corelane"}))
-        .collect();
+    let data: Vec<_> = names.into_iter().map(entry).collect();
     serde_json::json!({"object": "list", "data": data}).to_string()
 }
 

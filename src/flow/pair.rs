@@ -225,7 +225,7 @@ impl<W: Wire> Flow<W> {
             guard: prefill,
             parcel,
             method: request.head.method,
-            deadline_us: request.started_us + request.config.request_timeout.as_micros() as u64,
+            deadline_us: request.deadline_us(),
             attempts: Cell::new(request.attempts.get()),
             reuse: reuse(request),
             keep: merges || backend == Backend::VllmNixl,
@@ -435,7 +435,7 @@ impl<W: Wire> Walk<'_, W> {
     /// until tokens come, which they do not without a prefill. Gives an end where there is one.
     async fn hold(&mut self, answer: &mut Answer<W::Conn>) -> Option<End<W::Conn>> {
         let (lane, client) = (&*self.flow.lane, self.client);
-        client.timer.set(self.request.started_us + self.request.config.request_timeout.as_micros() as u64);
+        client.timer.set(self.request.deadline_us());
         poll_fn(|cx| {
             if let Poll::Ready(end) = self.poll(cx) {
                 return Poll::Ready(Some(end));

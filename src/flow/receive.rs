@@ -240,7 +240,7 @@ async fn invite<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, request: &Req
 /// Until when the next byte of the body must be there: pauses have a limit, and so has the request.
 fn deadline<W: Wire>(lane: &Lane<W>, request: &Request) -> u64 {
     let pause = lane.wire.now_us() + request.config.body_timeout.as_micros() as u64;
-    pause.min(request.started_us + request.config.request_timeout.as_micros() as u64)
+    pause.min(request.deadline_us())
 }
 
 async fn read_length<W: Wire>(
@@ -309,7 +309,8 @@ async fn read_chunked<W: Wire>(
         let (raw_end, done) = (payload_end + squeezed.consumed, squeezed.done);
         payload_end += squeezed.payload;
         let payload = (payload_end - request.head_len) as u64;
-        if payload > max {
+        // What a chunk's line promises counts as if it were there.
+        if payload.saturating_add(chunked.remaining()) > max {
             return Err(too_large(max));
         }
         if chunked.extensions() > MAX_CHUNK_EXTENSION_BYTES

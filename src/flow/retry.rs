@@ -132,7 +132,7 @@ impl<W: Wire> Flow<W> {
     pub(super) async fn pause(&self, client: &Client<W::Conn>, request: &Request, pause_us: u64) -> Result<(), What> {
         let lane = &*self.lane;
         let until = lane.wire.now_us() + pause_us;
-        let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+        let deadline = request.deadline_us();
         client.timer.set(until.min(deadline));
         poll_fn(|cx| {
             if client.has_left(cx) {

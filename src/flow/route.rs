@@ -6,6 +6,9 @@
 //! A policy says who the candidates are (one file each); `Till::reserve` alone takes one of them: the minimum of
 //! (in-flight, processed work, index), or the least work among those near the fewest in flight, by compare-and-swap. It
 //! charges the work that the request brings to that worker. What a worker's failures in a row weigh counts as in flight.
+//!
+//! Below every policy, workers that control sheds for what their engines say of their load are as good as not usable, as
+//! long as somebody else is.
 
 mod bucket;
 mod cache_aware;
@@ -29,7 +32,7 @@ use crate::shared::load::{self, LoadGuard, Word};
 use crate::shared::prefix::Kind;
 use crate::shared::roster::{Pool, Slot};
 use crate::shared::tallies;
-use crate::shared::vitals::{Health, Vital};
+use crate::shared::vitals::{Health, Reach, Vital};
 
 /// Bytes of a client's model name that are repeated to it.
 const NAME_BYTES: usize = 128;
@@ -79,8 +82,9 @@ impl Default for Want<'_> {
     }
 }
 
-/// Chooses a usable worker and reserves a place on it; what it went by stands in [`View::choice`] then. `now_us` is any clock that does not run backwards; the clocks
-/// of lanes should agree within a second, because they stamp what lanes share (sticky keys, prefixes).
+/// Chooses a usable worker and reserves a place on it; what it went by stands in [`View::choice`] then. `now_us` is any
+/// clock that does not run backwards; the clocks of lanes should agree within a second, because they stamp what lanes
+/// share (sticky keys, prefixes).
 ///
 /// # Errors
 /// [`What::ModelUnknown`] when no worker serves the model, [`What::WorkersFull`] when all of those that can be used have
@@ -163,15 +167,17 @@ fn choose_of(
     let shared = view.shared();
     let target = want.target.map(|named| target::find(view, id, named));
     let (pool, reading) = view.pool(id);
-    let till = Till { shared, avoid: want.avoid, rng, tallies, work: load::work(want.length) };
+    // Who names a worker wants it, shed or not.
+    let reach = if want.target.is_some() { Reach::Usable } else { Reach::Unshed };
+    let till = Till { shared, avoid: want.avoid, reach, rng, tallies, work: load::work(want.length) };
     let mut field = Field { pool, reading, now_us, want, till, choice: Choice::default() };
     let chosen = match target {
         Some(at) => target::choose(&mut field, at),
         None => field
-            .choose()
+            .choose_any()
             .or_else(|| {
                 let tried = !std::mem::take(&mut field.till.avoid).is_empty();
-                if tried { field.choose() } else { None }
+                if tried { field.choose_any() } else { None }
             })
             .or_else(|| if want.routing.panic { field.least_bad() } else { None }),
     };
@@ -205,6 +211,8 @@ struct Field<'a> {
 struct Till<'a> {
     shared: &'static Shared,
     avoid: &'a [Slot],
+    /// Whether those that are shed for their engines' load are closed, too.
+    reach: Reach,
     rng: &'a mut fastrand::Rng,
     tallies: &'a tallies::Lane,
     /// What the request brings to whoever is charged: all of its body, unless a policy knows better.
@@ -222,6 +230,31 @@ struct Candidates<'a> {
 }
 
 impl Field<'_> {
+    /// By the policy; among those that are shed, too, if nobody else can be had.
+    #[inline]
+    fn choose_any(&mut self) -> Option<LoadGuard> {
+        self.choose().or_else(|| self.choose_beyond())
+    }
+
+    #[cold]
+    fn choose_beyond(&mut self) -> Option<LoadGuard> {
+        let vitals = &self.till.shared.vitals;
+        if !self.pool.slots.iter().any(|&slot| vitals.vital(slot).is_shed() && vitals.usable(slot)) {
+            return None;
+        }
+        // The copy says who is out of reach: it is made anew for this choice, and after it.
+        (self.till.reach, self.reading.spoilt) = (Reach::Usable, true);
+        let chosen = self.choose();
+        (self.till.reach, self.reading.spoilt) = (Reach::Unshed, true);
+        chosen
+    }
+
+    /// Whether the engines say that their KV caches are so unevenly used that affinity must give way.
+    #[inline]
+    fn is_uneven(&self) -> bool {
+        self.want.routing.balances_usage() && self.till.shared.reported.is_uneven(self.reading.place)
+    }
+
     fn choose(&mut self) -> Option<LoadGuard> {
         match self.want.policy {
             Policy::CacheAware => cache_aware::choose(self),
@@ -241,8 +274,8 @@ impl Field<'_> {
     #[inline]
     fn weight(&self, at: usize) -> Option<u32> {
         let slot = self.pool.slots[at];
-        let Till { shared, avoid, .. } = self.till;
-        let word = view::weighed(shared.load.offer(slot), shared.vitals.vital(slot));
+        let Till { shared, avoid, reach, .. } = self.till;
+        let word = view::weighed(shared.load.offer(slot), shared.vitals.vital(slot), reach);
         (word != CLOSED && !avoid.contains(&slot)).then(|| Word(word).in_flight())
     }
 
@@ -254,7 +287,7 @@ impl Field<'_> {
         if in_flight <= routing.balance_abs {
             return false;
         }
-        let totals = self.reading.totals(&self.pool.slots, self.till.shared, self.now_us);
+        let totals = self.reading.totals(&self.pool.slots, self.till.shared, self.till.reach, self.now_us);
         routing.exceeds(f64::from(in_flight), totals.mean())
     }
 
@@ -299,7 +332,7 @@ impl Field<'_> {
         let slots = members.map(|at| self.pool.slots[at]);
         let eras = members.map(|at| self.pool.eras[at]);
         let mut words = [CLOSED; N];
-        view::read(&slots, self.till.shared, &mut words);
+        view::read(&slots, self.till.shared, self.till.reach, &mut words);
         self.till.reserve(Candidates { slots: &slots, eras: &eras, words: &mut words, by: By::Load, start: &mut 0 })
     }
 
@@ -337,9 +370,10 @@ impl Field<'_> {
 
 impl Till<'_> {
     /// The one place where a worker is charged. Takes the best (the minimum of in-flight, work and index, if it is by
-    /// load) and compares and swaps it; if another lane was faster, reads all candidates again and chooses again. Gives up comparing after
-    /// some tries and takes what it has, but not while somebody is idle: each failure then is an idle worker that
-    /// another request took, so that requests that arrive together never share a worker beside an idle one.
+    /// load) and compares and swaps it; if another lane was faster, reads all candidates again and chooses again. Gives
+    /// up comparing after some tries and takes what it has, but not while somebody is idle: each failure then is an
+    /// idle worker that another request took, so that requests that arrive together never share a worker beside an idle
+    /// one.
     fn reserve(&mut self, of: Candidates) -> Option<LoadGuard> {
         let Candidates { slots, eras, words, by, start } = of;
         let load = &self.shared.load;
@@ -364,13 +398,13 @@ impl Till<'_> {
             match reserved {
                 Ok(guard) => {
                     let next = word.reserved(self.work).map(|next| next.within(load.most()));
-                    words[at] = next.map_or(CLOSED, |next| view::weighed(next, vital));
+                    words[at] = next.map_or(CLOSED, |next| view::weighed(next, vital, self.reach));
                     return Some(guard);
                 }
                 Err(_) if failures >= tries => words[at] = CLOSED,
                 Err(_) => {
                     failures += 1;
-                    view::read(slots, self.shared, words);
+                    view::read(slots, self.shared, self.reach, words);
                     close(self.avoid, slots, words);
                     // Lanes that lost one race would run the next one against each other too if all took the lowest
                     // index again; and they stay apart from then on.
@@ -394,7 +428,7 @@ impl Till<'_> {
         let trial = if vital.takes_all() { None } else { Some(vitals.try_trial(slot).filter(|_| vital.usable())?) };
         let guard = load.reserve_unconditional(slot, era, self.work)?;
         let guard = if let Some(trial) = trial { guard.on_trial(trial) } else { guard };
-        *copy = view::weighed(load.word(slot), vitals.vital(slot));
+        *copy = view::weighed(load.word(slot), vitals.vital(slot), self.reach);
         Some(guard)
     }
 
@@ -405,7 +439,7 @@ impl Till<'_> {
             return Word(weighed);
         }
         let word = self.shared.load.offer(slot);
-        if view::weighed(word, vital) == weighed { word } else { Word(CLOSED) }
+        if view::weighed(word, vital, self.reach) == weighed { word } else { Word(CLOSED) }
     }
 }
 

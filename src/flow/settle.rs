@@ -40,8 +40,8 @@ pub fn leg<W: Wire>(lane: &Lane<W>, (slot, era): (Slot, u32), conn: Option<W::Co
     judge(lane, slot, end);
 }
 
-/// Notes how a worker did, for its breaker and the choice of workers: answers of the classes 2xx to 4xx are good, 429 and 503 say that
-/// it has enough to do and nothing else, other 5xx are failures; so are faults that are its own.
+/// Notes how a worker did, for its breaker and the choice of workers: answers of the classes 2xx to 4xx are good, 429
+/// and 503 say that it has enough to do and nothing else, other 5xx are failures; so are faults that are its own.
 pub fn judge<W: Wire>(lane: &Lane<W>, slot: Slot, end: Result<u16, What>) {
     let well = match end {
         Ok(429 | 503) => return,

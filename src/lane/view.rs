@@ -10,7 +10,7 @@ use crate::shared::Shared;
 use crate::shared::load::Word;
 use crate::shared::prefix::{Found, Kind, TreeId, TreeKey};
 use crate::shared::roster::{Label, Pool, Published, Role, Slot, Worker};
-use crate::shared::vitals::Vital;
+use crate::shared::vitals::{Reach, Vital};
 
 /// The word of a member that cannot be chosen (not usable, or full): above every word that can.
 pub const CLOSED: u64 = u64::MAX;
@@ -80,11 +80,7 @@ impl View {
                 let model = pool.model.as_deref();
                 // Groups share what is known of prefixes: who is no member is passed over.
                 let trees = [Kind::Text, Kind::Tokens].map(|kind| prefix.tree(TreeKey::new(model, pool.role, kind)));
-                let place = match &pool.team {
-                    None => rotation.place(model, pool.role),
-                    Some((backend, group)) => rotation.place_of_team(model, pool.role, (*backend, group)),
-                };
-                Reading::new(pool.slots.len(), place, trees)
+                Reading::new(pool.slots.len(), rotation.place_of(pool), trees)
             })
             .collect();
         self.shared.roster.saw(self.lane, self.snapshot.generation);
@@ -263,20 +259,20 @@ impl Reading {
     /// What the open members have in flight: from the copy, which is at most [`MEAN_AGE_US`] old, and fresh for small
     /// fleets; what this lane has reserved since is in it.
     #[inline]
-    pub fn totals(&mut self, slots: &[Slot], shared: &Shared, now_us: u64) -> Totals {
+    pub fn totals(&mut self, slots: &[Slot], shared: &Shared, reach: Reach, now_us: u64) -> Totals {
         if slots.len() <= FRESH_FLEET || now_us.wrapping_sub(self.read_us) >= MEAN_AGE_US {
             self.spoilt = true;
-            self.freshen(slots, shared, now_us);
+            self.freshen(slots, shared, reach, now_us);
         }
         self.totals
     }
 
     /// Reads the whole pool again if the copy is too old for its size; gives whether it did.
     #[inline]
-    pub fn freshen(&mut self, slots: &[Slot], shared: &Shared, now_us: u64) -> bool {
+    pub fn freshen(&mut self, slots: &[Slot], shared: &Shared, reach: Reach, now_us: u64) -> bool {
         let due = self.spoilt || slots.len() <= FRESH_FLEET || now_us.wrapping_sub(self.read_us) >= VIEW_AGE_US;
         if due {
-            self.totals = read(slots, shared, &mut self.words);
+            self.totals = read(slots, shared, reach, &mut self.words);
             self.read_us = now_us;
             self.spoilt = false;
         }
@@ -284,15 +280,15 @@ impl Reading {
     }
 }
 
-/// Copies the words of `slots`, weighed by failures, with [`CLOSED`] for who is not usable or is full; gives their sums,
-/// without the weights.
+/// Copies the words of `slots`, weighed by failures, with [`CLOSED`] for who is out of reach or is full; gives their
+/// sums, without the weights.
 #[inline]
-pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) -> Totals {
+pub fn read(slots: &[Slot], shared: &Shared, reach: Reach, words: &mut [u64]) -> Totals {
     let mut totals = Totals::default();
     let most = shared.load.most();
     for (copy, &slot) in words.iter_mut().zip(slots) {
         let word = shared.load.word(slot).within(most);
-        *copy = weighed(word, shared.vitals.vital(slot));
+        *copy = weighed(word, shared.vitals.vital(slot), reach);
         if *copy != CLOSED {
             totals.in_flight += u64::from(word.in_flight());
             totals.open += 1;
@@ -303,8 +299,8 @@ pub fn read(slots: &[Slot], shared: &Shared, words: &mut [u64]) -> Totals {
 
 /// A word as it is compared: with what the worker's failures weigh on top; [`CLOSED`] when it cannot be chosen.
 #[inline]
-pub fn weighed(word: Word, vital: Vital) -> u64 {
-    if !vital.usable() || word.is_full() {
+pub fn weighed(word: Word, vital: Vital, reach: Reach) -> u64 {
+    if !vital.open_to(reach) || word.is_full() {
         return CLOSED;
     }
     match vital.weight(word.in_flight()) {
@@ -457,7 +453,7 @@ mod tests {
         let shared = Shared::leak(1);
         let vitals = &shared.vitals;
         vitals.set_health(0, Health::Ready);
-        let weighed = |word| weighed(word, vitals.vital(0));
+        let weighed = |word| weighed(word, vitals.vital(0), Reach::Unshed);
         assert_eq!(weighed(Word::new(3, 5)), Word::new(3, 5).0);
         assert_eq!(weighed(Word::new((1 << 24) - 1, 5)), CLOSED);
         vitals.ended(0, false);
@@ -475,7 +471,7 @@ mod tests {
         }
         shared.vitals.ended(0, false);
         let _held: Vec<_> = [0, 0, 1, 3].map(|slot| shared.load.reserve_unconditional(slot, 1, 1)).into();
-        let totals = read(&[0, 1, 2, 3], shared, &mut [0; 4]);
+        let totals = read(&[0, 1, 2, 3], shared, Reach::Unshed, &mut [0; 4]);
         assert_eq!((totals, totals.mean()), (Totals { in_flight: 3, open: 3 }, 1.0));
         assert_eq!(Totals::default().mean(), 0.0);
     }

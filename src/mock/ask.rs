@@ -15,8 +15,9 @@ const MAX_SAMPLES: usize = 1024;
 
 /// Faults and oddities that a request asks for, in its top-level object `"mock"` (in a multipart body: the
 /// part named `mock`), or in an array of such objects, of which the first counts that is meant for the engine
-/// (see `only` and `on`): so each leg of a pair can have its own. Unknown members are answered with 400. Events are counted from the first one of the
-/// stream; where an answer is no stream, breaking off after events means: after half of its body.
+/// (see `only` and `on`): so each leg of a pair can have its own. Unknown members are answered with 400. Events are
+/// counted from the first one of the stream; where an answer is no stream, breaking off after events means: after half
+/// of its body.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Controls {

@@ -67,6 +67,17 @@ pub(super) struct Inner {
     aborts: Mutex<HashMap<String, Vec<Arc<Abort>>>>,
     responses: Mutex<VecDeque<String>>,
     pub standing: Mutex<Option<Controls>>,
+    /// What it says of its load instead of the truth.
+    pretended: Mutex<Option<Pretended>>,
+}
+
+/// What an engine is to say of its load, whatever it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pretended {
+    /// So much of the KV cache is used, and so many requests wait.
+    Load { kv_usage: f64, waiting: u64 },
+    /// Nothing: questions for its load are answered with 503.
+    Nothing,
 }
 
 impl Engine {
@@ -92,6 +103,7 @@ impl Engine {
             aborts: Mutex::default(),
             responses: Mutex::default(),
             standing: Mutex::default(),
+            pretended: Mutex::default(),
             settings,
             runtime,
         };
@@ -112,6 +124,11 @@ impl Engine {
             self.0.runtime.spawn(server::listen_for_bootstrap(self.0.clone(), bootstrap));
         }
         Ok(())
+    }
+
+    /// Has it say something of its load from now on; `None`: the truth.
+    pub fn pretend(&self, pretended: Option<Pretended>) {
+        *self.0.pretended.lock().unwrap() = pretended;
     }
 
     /// The address it listens on.
@@ -283,13 +300,25 @@ impl Inner {
         self.cache.lock().unwrap().clear();
     }
 
+    /// Whether it says nothing of its load.
+    pub fn keeps_its_load(&self) -> bool {
+        *self.pretended.lock().unwrap() == Some(Pretended::Nothing)
+    }
+
     /// Requests past the queue and requests in it.
     pub fn load(&self) -> (u64, u64) {
-        (self.counters.running.load(Relaxed), self.counters.queued.load(Relaxed))
+        let queued = match *self.pretended.lock().unwrap() {
+            Some(Pretended::Load { waiting, .. }) => waiting,
+            _ => self.counters.queued.load(Relaxed),
+        };
+        (self.counters.running.load(Relaxed), queued)
     }
 
     /// Tokens held and the fraction of the pretended KV cache that they are.
     pub fn usage(&self) -> (u64, f64) {
+        if let Some(Pretended::Load { kv_usage, .. }) = *self.pretended.lock().unwrap() {
+            return ((kv_usage * self.settings.kv_tokens as f64) as u64, kv_usage);
+        }
         let held = self.held_tokens.load(Relaxed);
         (held, (held as f64 / self.settings.kv_tokens.max(1) as f64).min(1.0))
     }

@@ -536,7 +536,8 @@ fn parse_head(buf: &[u8]) -> io::Result<Option<(u16, Body, bool, usize)>> {
     Ok(Some((head.code.unwrap_or(0), body, keep, used)))
 }
 
-/// Where the next chunk's payload lies and where the chunk ends; an empty payload is the end of the body, trailers included.
+/// Where the next chunk's payload lies and where the chunk ends; an empty payload is the end of the body, trailers
+/// included.
 fn next_chunk(buf: &[u8]) -> io::Result<Option<(std::ops::Range<usize>, usize)>> {
     let wrong = || io::Error::from(io::ErrorKind::InvalidData);
     let Some(line) = find(buf, b"\r\n") else { return Ok(None) };

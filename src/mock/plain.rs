@@ -80,6 +80,9 @@ pub(super) fn about(engine: &Inner, request: &Request) -> Option<Answer> {
             "disaggregation_bootstrap_port": DEFAULT_BOOTSTRAP_PORT, "status": "ready",
             "internal_states": [{"last_gen_throughput": 0.0, "effective_max_running_requests_per_dp": s.max_running}],
         }),
+        ("GET", "/v1/loads" | "/metrics") if engine.keeps_its_load() => {
+            return Some(error(engine, &request.path, 503, "The load is not to be had."));
+        }
         ("GET", "/v1/loads") if !s.vllm => {
             let one = |rank: usize| {
                 let mine = |n: u64| if rank == 0 { n } else { 0 }; // everything runs on rank 0

@@ -129,6 +129,11 @@ impl Admission {
         (called.len() == 1).then_some(lane)
     }
 
+    /// How many permits there are; 0: no limit.
+    pub fn permits(&self) -> u32 {
+        self.permits.load(Ordering::Relaxed)
+    }
+
     /// Permits in use at the moment.
     pub fn in_use(&self) -> u32 {
         in_use(self.word.load(Ordering::Relaxed))

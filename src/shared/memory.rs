@@ -1,6 +1,7 @@
 //! Memory for buffered bodies of the whole process.
 //!
-//! Takes claims of those that hold bodies of requests or answers, gives shares that are returned when dropped. Never grants more than the limit.
+//! Takes claims of those that hold bodies of requests or answers, gives shares that are returned when dropped. Never
+//! grants more than the limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

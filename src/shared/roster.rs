@@ -514,6 +514,7 @@ impl Slots {
             None => return None,
         };
         shared.vitals.vacate(slot);
+        shared.reported.note(slot, None);
         let era = &mut self.eras[slot as usize];
         *era += 1;
         Some((slot, *era))

@@ -11,10 +11,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::roster::Pool;
 use crate::config::{Backend, Role};
 
 /// Pairs of model and role that get a position of their own.
-const PLACES: usize = 4096;
+pub(super) const PLACES: usize = 4096;
 /// The position of all pairs that came after the table was full.
 pub const OVERFLOW: usize = PLACES;
 
@@ -49,14 +50,26 @@ impl Rotation {
         self.claim(owner((model, role, team)))
     }
 
+    /// The place of a pool.
+    pub fn place_of(&self, pool: &Pool) -> usize {
+        match &pool.team {
+            None => self.place(pool.model.as_deref(), pool.role),
+            Some((backend, group)) => self.place_of_team(pool.model.as_deref(), pool.role, (*backend, group)),
+        }
+    }
+
     fn claim(&self, owner: u64) -> usize {
         let home = (owner % PLACES as u64) as usize;
         for place in (home..PLACES).chain(0..home) {
-            // Relaxed: the hash is the whole message; the turn beside it starts at 0 for everybody.
-            match self.places[place].owner.compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return place,
-                Err(theirs) if theirs == owner => return place,
-                Err(_) => {}
+            let claimed = &self.places[place].owner;
+            // Relaxed: the hash is the whole message; the turn beside it starts at 0 for everybody. What is somebody's
+            // is only looked at: a full table is walked by every lane for every pool that has no place.
+            let found = match claimed.load(Ordering::Relaxed) {
+                0 => claimed.compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed).err().unwrap_or(owner),
+                theirs => theirs,
+            };
+            if found == owner {
+                return place;
             }
         }
         OVERFLOW

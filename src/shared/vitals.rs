@@ -1,8 +1,8 @@
 //! Health and circuit breaker of every worker, one atomic word a slot.
 //!
-//! Takes verdicts from control (probes, seconds, windows) and from lanes (outcomes of requests and of attempts), gives route a
-//! one-load answer to "usable?" and to "how much does it weigh?". Never changes a word but through a compare-and-swap
-//! over a pure transition function ([`Vital::after`]).
+//! Takes verdicts from control (probes, seconds, windows, engines' load) and from lanes (outcomes of requests and of
+//! attempts), gives route a one-load answer to "usable?" and to "how much does it weigh?". Never changes a word but
+//! through a compare-and-swap over a pure transition function ([`Vital::after`]).
 //!
 //! A worker that fails fast looks idle. So failures in a row weigh like requests in flight, [`FIRST_WEIGHT`] for the
 //! first and twice as much with each further one, until the worker has succeeded again. To find out whether it would,
@@ -21,7 +21,7 @@ use super::roster::Slot;
 use crate::config::Breaker;
 use crate::config::options::MOST_OPEN_S;
 use crate::limits::MAX_WORKERS;
-pub use word::{Effect, Event, FIRST_WEIGHT, State, Vital};
+pub use word::{Effect, Event, FIRST_WEIGHT, Reach, State, Vital};
 
 /// What the probes think of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +178,16 @@ impl Vitals {
             self.step(slot, Event::Judged(health));
         }
         before
+    }
+
+    /// Sets whether the slot's worker is shed for what its engine says of its load (control only); whether that changed
+    /// anything.
+    pub fn shed(&self, slot: Slot, is: bool) -> bool {
+        let changes = self.vital(slot).is_shed() != is;
+        if changes {
+            self.step(slot, Event::Shed(is));
+        }
+        changes
     }
 
     /// Requests of the slot's tenant that failed.

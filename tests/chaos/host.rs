@@ -3,25 +3,14 @@
 //! Takes what chaos needs of a fleet, gives a running gateway and what stands of it in /proc and on its admin listener.
 //! Never ends a process that it did not start.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::children::{self, Process, two_cores, until};
+use crate::children::{self, Process, TempFile, lasting_ports, two_cores, until};
 use crate::rig::Http;
-
-/// A free port below those that the kernel gives to others, and behind it `n - 1` more: they stay free while their
-/// process is dead.
-pub fn lasting_ports(n: u16) -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let from = 10_000 + (std::process::id() % 180) as u16 * 50;
-    let free = |port: u16| (0..n).all(|i| TcpListener::bind(("127.0.0.1", port + i)).is_ok());
-    let mut ports = (0..50 / n).map(|_| from + NEXT.fetch_add(n, Ordering::Relaxed) % 50);
-    ports.find(|port| free(*port)).expect("free ports")
-}
 
 /// Mock engines in a process of their own, which can be killed, frozen and started again on the same ports.
 pub struct Engines {
@@ -76,25 +65,13 @@ pub struct Host {
     _config: Option<TempFile>,
 }
 
-/// A file that goes away.
-struct TempFile(PathBuf);
-
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 impl Host {
     /// Starts it with `tables` as its file and waits until `workers` are usable.
     pub fn start(tables: &str, args: &[&str], workers: u64) -> Host {
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let file = TempFile(std::env::temp_dir().join(format!("corelane-chaos-{}-{n}.toml", std::process::id())));
-        std::fs::write(&file.0, tables).unwrap();
+        let file = TempFile::new("chaos.toml", tables);
         let cores = two_cores();
-        let config = file.0.to_str().unwrap();
-        let mut all = vec!["serve", "--config", config, "--port", "0", "--prometheus-port", "0", "--cores", &cores];
+        let mut all =
+            vec!["serve", "--config", file.name(), "--port", "0", "--prometheus-port", "0", "--cores", &cores];
         all.extend(args);
         let mut process = Process::start(children::command(&all));
         let (address, admin) = (process.announced("address"), process.announced("admin"));

@@ -6,8 +6,10 @@
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -108,6 +110,41 @@ impl Drop for Process {
         if std::thread::panicking() {
             eprintln!("--- what process {} wrote:\n{}", self.child.id(), self.log());
         }
+    }
+}
+
+/// A free port below those that the kernel gives to others, and behind it `n - 1` more: they stay free while their
+/// process is dead. Each test process has a share of its own, below the usual port of the metrics.
+pub fn lasting_ports(n: u16) -> u16 {
+    const SHARE: u16 = 100;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let from = 10_000 + (std::process::id() % 190) as u16 * SHARE;
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let mut places = (0..SHARE).map(|_| NEXT.fetch_add(n, Ordering::Relaxed) % SHARE);
+    let place = places.find(|at| at + n <= SHARE && (0..n).all(|i| is_free(from + at + i)));
+    from + place.expect("free ports")
+}
+
+/// A file that goes away.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    pub fn new(name: &str, content: &str) -> TempFile {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("corelane-{}-{n}-{name}", std::process::id()));
+        std::fs::write(&path, content).unwrap();
+        TempFile(path)
+    }
+
+    pub fn name(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

@@ -1,9 +1,12 @@
 //! The admin listener as its clients see it.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use corelane::config::{Backend, Policy, Role, Secret};
+use corelane::limits::MAX_ADMIN_CONNECTIONS;
 use corelane::mock::{self, Settings};
 use serde_json::{Value, json};
 
@@ -64,6 +67,23 @@ impl Client {
 
 fn encoded(url: &str) -> String {
     url.replace(':', "%3A").replace('/', "%2F")
+}
+
+/// Descriptors are for clients and workers: whoever comes to the admin listener and says nothing gets few of them.
+#[test]
+fn visitors_that_say_nothing_take_few_descriptors() {
+    let rig = Rig::new(1);
+    let client = Client::of(&rig);
+    let silent: Vec<_> = (0..MAX_ADMIN_CONNECTIONS).map(|_| TcpStream::connect(client.to).unwrap()).collect();
+    let mut late = TcpStream::connect(client.to).unwrap();
+    late.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    late.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut begun = [0; 12];
+    late.read_exact(&mut begun).expect_err("it waits in the kernel for a place");
+    drop(silent);
+    late.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    late.read_exact(&mut begun).unwrap();
+    assert_eq!(&begun, b"HTTP/1.1 200");
 }
 
 #[test]

@@ -172,10 +172,14 @@ fn log_probabilities_of_the_prompt_come_from_the_prefill() {
     pairs.settles();
 }
 
-/// A prefill that has a megabyte to say says it in every event, however many come at once.
+/// A prefill that has a megabyte to say says it in every event, however many come at once; all of it is counted.
 #[test]
 fn large_log_probabilities_are_put_into_every_event() {
-    let pairs = Pairs::new(1, 1);
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("merged-{}.log", std::process::id()));
+    let pairs = Pairs::with(Settings::default(), 1, 1, |c| {
+        c.access_log = corelane::config::AccessLog::All;
+        c.access_log_path = path.to_str().expect("UTF-8").to_owned();
+    });
     let sampling = json!({"max_new_tokens": 12});
     let text = "t".repeat(250_000);
     let ask = json!({"text": text, "return_logprob": true, "stream": true, "sampling_params": sampling});
@@ -186,6 +190,11 @@ fn large_log_probabilities_are_put_into_every_event() {
         assert!(logprobs(&serde_json::from_str(event).unwrap()) > 62_000, "{}", &event[..200]);
     }
     pairs.settles();
+    let log = || std::fs::read_to_string(&path).unwrap_or_default();
+    until("its line is written", || log().ends_with('\n'));
+    let line: Value = serde_json::from_str(&log()).expect("one line");
+    assert!(line["bytes_out"].as_u64().is_some_and(|sent| sent > whole.len() as u64), "{line} of {}", whole.len());
+    let _ = std::fs::remove_file(&path);
 }
 
 /// What is read whole of workers' answers counts like what is read of clients.

@@ -300,4 +300,12 @@ fn a_log_that_takes_nothing_holds_nobody_up() {
     (nowhere.access_log, nowhere.access_log_path) = (AccessLog::All, "/nowhere/access.log".into());
     let refused = corelane::boot::Gateway::start(nowhere).err().unwrap();
     assert!(refused.contains("/nowhere/access.log") && refused.contains("--access-log-path"), "{refused}");
+
+    // Nobody has opened the other end: the start does not wait for that.
+    let pipe = Log::new("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe.0).status().unwrap().success());
+    let mut unread = config(Vec::new());
+    (unread.access_log, unread.access_log_path) = (AccessLog::All, pipe.path());
+    let refused = corelane::boot::Gateway::start(unread).err().unwrap();
+    assert!(refused.contains(&pipe.path()) && refused.contains("cannot be opened"), "{refused}");
 }

@@ -85,6 +85,13 @@ fn models_decide_which_worker() {
     let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["alpha", "beta", "both", "org/n\u{e4}me"]);
     assert_eq!(list["object"], "list");
+    for path in ["alpha", "%61lpha", "org/n%C3%A4me", "org%2fn%c3%a4me"] {
+        let model = http.ask("GET", &format!("/v1/models/{path}"), &[], b"").expect(200).json();
+        assert!(list["data"].as_array().unwrap().contains(&model), "{path}: {model}");
+    }
+    for path in ["gamma", "alph", "alpha%", "org", "org/name"] {
+        http.ask("GET", &format!("/v1/models/{path}"), &[], b"").expect_error(404, "model_not_found");
+    }
 
     // Multipart bodies are routed by their part.
     for (model, at) in [("alpha", &a), ("beta", &b)] {

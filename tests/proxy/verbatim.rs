@@ -214,6 +214,12 @@ fn the_payload_limit_is_exact() {
         http.send(&chunked(&body(len), 999, "")).answer().expect_error(413, "body_too_large");
         http.expect_closed();
     }
+    // Nobody waits for a chunk that would not fit.
+    for promised in [MAX as u64 - 9, 1 << 63, u64::MAX] {
+        let head = "POST /generate HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\na\r\n{\"text\":\"a\r\n";
+        let mut http = rig.http();
+        http.send(format!("{head}{promised:x}\r\na").as_bytes()).answer().expect_error(413, "body_too_large");
+    }
     // Who asks first is not invited.
     let mut http = rig.http();
     http.send(

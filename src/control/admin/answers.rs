@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 use super::{Admin, ending};
 use crate::config::Engine;
 use crate::control::command::Command;
+use crate::control::exposition::escape;
 use crate::control::fanout::{self, Target};
 use crate::control::fetch::Reply;
-use crate::control::load_report::{Report, sglang, vllm};
+use crate::control::load_report::{Report, metrics, sglang};
 use crate::control::merge::{self, Page};
 use crate::limits::MAX_MERGED_BYTES;
 
@@ -106,7 +107,8 @@ pub async fn loads(State(admin): State<Admin>) -> Response {
 async fn report(target: &Target) -> Result<Report, String> {
     if target.backend.engine() == Engine::Vllm {
         let text = get(target, "/metrics").await?;
-        return vllm(&String::from_utf8_lossy(&text)).ok_or_else(|| "its metrics say no load".into());
+        let ranks = metrics(&String::from_utf8_lossy(&text));
+        return ranks.map(|ranks| ranks.total()).ok_or_else(|| "its metrics say no load".into());
     }
     let reply = target.ask(Method::GET, "/v1/loads").await.map_err(|failure| failure.to_string())?;
     let body = match reply.status {
@@ -115,12 +117,13 @@ async fn report(target: &Target) -> Result<Report, String> {
         _ => good(reply)?,
     };
     let said: Value = serde_json::from_slice(&body).map_err(|_| "its answer is no JSON".to_owned())?;
-    sglang(&said).ok_or_else(|| "its answer says no load".into())
+    sglang(&said).map(|ranks| ranks.total()).ok_or_else(|| "its answer says no load".into())
 }
 
 /// `GET /engine_metrics`: the metrics of all engines, each sample with the worker's URL as a label.
 pub async fn engine_metrics(State(admin): State<Admin>) -> Response {
-    let targets = fanout::targets(&admin.shared.roster.snapshot());
+    // No sample may stand there twice.
+    let targets = fanout::addresses(&admin.shared.roster.snapshot());
     // What has come and waits for the rest is bounded too.
     let room = Arc::new(AtomicUsize::new(MAX_MERGED_BYTES));
     let answers = fanout::each(&targets, |target| {
@@ -140,7 +143,8 @@ pub async fn engine_metrics(State(admin): State<Admin>) -> Response {
         if dropped > 0 {
             tracing::debug!(worker = %target.url, lines = dropped, "metrics of the worker that make no sense");
         }
-        up += &format!("corelane_engine_metrics_up{{worker=\"{}\"}} {}\n", target.url, u8::from(text.is_some()));
+        let up_now = u8::from(text.is_some());
+        up += &format!("corelane_engine_metrics_up{{worker=\"{}\"}} {up_now}\n", escape(&target.url));
     }
     ([(header::CONTENT_TYPE, merge::CONTENT_TYPE)], page.text() + &up).into_response()
 }

@@ -44,7 +44,7 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 fn names_an_address(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return false };
     let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(name, _)| name),
+        Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),
         None => host.split_once(':').map_or(host, |(name, _)| name),
     };
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
@@ -65,7 +65,7 @@ mod tests {
             assert!(host(good), "{good}");
         }
         for bad in ["", "evil.example", "evil.example:29000", "localhost.evil.example", "1.2.3", "[::1", "::1"] {
-            assert!(!host(bad) || bad == "[::1", "{bad}");
+            assert!(!host(bad), "{bad}");
         }
         assert!(!names_an_address(&HeaderMap::new()));
     }

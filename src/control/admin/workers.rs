@@ -11,9 +11,10 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::form::Form;
-use super::{Admin, ending, error};
+use super::{Admin, SILENCE, ending, error};
 use crate::config::{Config, WorkerSpec, WorkerUrl};
 use crate::control::command::{Added, Command, Left};
 use crate::control::fleet::{Listed, Rank, Refusal, Source};
@@ -92,6 +93,9 @@ fn whole(first: Listed, ranks: &[Listed]) -> Listed {
         dp: first.dp.map(|Rank { size, .. }| Rank { rank: None, size }),
         in_flight,
         load: in_flight,
+        kv_usage: ranks.iter().filter_map(|rank| rank.kv_usage).reduce(f64::max),
+        waiting: ranks.iter().filter_map(|rank| rank.waiting).reduce(u32::saturating_add),
+        shed: ranks.iter().all(|rank| rank.shed),
         selected_total: ranks.iter().map(|rank| rank.selected_total).sum(),
         ..first
     }
@@ -252,7 +256,7 @@ async fn object(headers: &HeaderMap, body: Body) -> Result<Map<String, Value>, B
         let why = "Send a JSON object with Content-Type: application/json.";
         return Err(Box::new(error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", why)));
     }
-    let Ok(bytes) = to_bytes(body, MAX_ADMIN_BODY_BYTES).await else {
+    let Ok(Ok(bytes)) = timeout(SILENCE, to_bytes(body, MAX_ADMIN_BODY_BYTES)).await else {
         let why = format!("The body is longer than {MAX_ADMIN_BODY_BYTES} bytes, or has not come whole.");
         return Err(Box::new(error(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &why)));
     };

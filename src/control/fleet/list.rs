@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::{After, Engine, Fleet, Id, Note};
 use crate::config::{Role, WorkerUrl};
+use crate::shared::reported::Said;
 use crate::shared::roster::{DpRank, Worker};
 use crate::shared::vitals::Health;
 
@@ -57,6 +58,12 @@ pub struct Listed {
     /// The same, as clients of the peers read it.
     pub load: u32,
     pub selected_total: u64,
+    /// Used part of its KV cache as its engine says, from 0 to 1; `null`: not asked for, not said, or too long ago.
+    pub kv_usage: Option<f64>,
+    /// Requests that wait in the engine, as it says; `null` likewise.
+    pub waiting: Option<u32>,
+    /// Whether it is left out for that.
+    pub shed: bool,
 }
 
 /// A data-parallel rank in the list.
@@ -114,6 +121,7 @@ impl Fleet {
         let (health, vital) = (shared.vitals.health(worker.slot), shared.vitals.vital(worker.slot));
         let Note { reason, probed } = &self.notes[worker.slot as usize];
         let in_flight = shared.load.word(worker.slot).in_flight();
+        let said = shared.reported.said(worker.slot);
         Listed {
             id: Id { slot: worker.slot, era: worker.era }.to_string(),
             worker_id: id.to_string(),
@@ -148,6 +156,9 @@ impl Fleet {
             in_flight,
             load: in_flight,
             selected_total: self.bases.selected(shared, worker.slot),
+            kv_usage: said.and_then(Said::kv_usage),
+            waiting: said.map(|said| said.waiting),
+            shed: vital.is_shed(),
         }
     }
 }

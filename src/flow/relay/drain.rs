@@ -21,8 +21,8 @@ use crate::limits::MAX_KEPT_ANSWER_BYTES;
 ///
 /// # Errors
 /// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
-/// kept, [`What::OutOfMemory`] when there is none for it, [`What::RequestTimeout`] at the deadline, [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`],
-/// [`What::ShuttingDown`].
+/// kept, [`What::OutOfMemory`] when there is none for it, [`What::RequestTimeout`] at the deadline,
+/// [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`], [`What::ShuttingDown`].
 pub async fn drain<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,

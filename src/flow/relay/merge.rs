@@ -36,7 +36,7 @@ async fn whole<W: Wire>(
     prefilled: &Prefilled,
 ) -> Result<Outcome<W::Conn>, Fault> {
     let head_bytes = answer.chunk[..answer.head_len].to_vec();
-    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+    let deadline = request.deadline_us();
     let mut body = Kept::default();
     let until = (request.config.stall_timeout, deadline);
     let (conn, head) = drain(lane, Some(client), answer, &client.timer, until, Some(&mut body)).await?;
@@ -97,7 +97,7 @@ async fn stream<W: Wire>(
     begin(lane, request, &head, &chunk[..head_len], framing, &mut out);
     chunk.advance(head_len);
     let mut frame = Framing::new(head.body);
-    let deadline = request.started_us + request.config.request_timeout.as_micros() as u64;
+    let deadline = request.deadline_us();
     let (mut piece, mut text) = (Vec::new(), Vec::new());
     let mut excess = false;
     let ended = loop {
@@ -119,8 +119,8 @@ async fn stream<W: Wire>(
             // Each event can be as long as all that the prefill said: the client gets these before more are made.
             frame_text(chunked, &text, &mut out);
             client.fragile.set(!chunked);
-            client.send(lane, Outgoing::Heap(std::mem::take(&mut out)));
-            request.body_begun.set(true);
+            client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
+            request.gave(lane);
             note_answered(lane, request);
             flushed = client.flush(lane).await;
             text.clear();
@@ -157,8 +157,8 @@ async fn stream<W: Wire>(
                     out.extend_from_slice(http1::LAST_CHUNK);
                 }
                 // The last send must be over before another begins.
-                if client.flush(lane).await.is_err() {
-                    break Err(What::ClientLeft);
+                if let Err(what) = client.flush(lane).await {
+                    break Err(what);
                 }
                 client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
                 break Ok(());

@@ -1,8 +1,8 @@
 //! Payload passes from the worker's socket through a pipe to the client's, moved by the kernel.
 //!
-//! Takes both connections, the request and how much may pass, gives how much did once it is all with the client's socket. A pipe is
-//! held only while bytes are on their way. Never moves a byte more than was asked for, never leaves one in a pipe that
-//! somebody else gets: after a fault the pipe is closed.
+//! Takes both connections, the request and how much may pass, gives how much did once it is all with the client's
+//! socket. A pipe is held only while bytes are on their way. Never moves a byte more than was asked for, never leaves
+//! one in a pipe that somebody else gets: after a fault the pipe is closed.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};

@@ -31,7 +31,7 @@ pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
     let (slots, eras) = (&field.pool.slots[from..to], &field.pool.eras[from..to]);
     let mut words = [CLOSED; MOST_MEMBERS];
     let words = &mut words[..to - from];
-    view::read(slots, field.till.shared, words);
+    view::read(slots, field.till.shared, field.till.reach, words);
     close(field.till.avoid, slots, words);
     let least = words.iter().copied().min().filter(|&word| word != CLOSED).map(|word| Word(word).in_flight());
     if least.is_none_or(|least| field.is_overload(least)) {

@@ -3,8 +3,12 @@
 //! Takes a field, gives a guard: on the least loaded of the workers that have the deepest part of the prompt, if that
 //! is more than the threshold's share of it; of those that have less, down to the threshold, if all above are
 //! overloaded; else on the member that has processed the least work of those that have few in flight. An owner is
-//! charged for the part that it does not have, anybody else for the whole prompt. Whoever it is is reserved first and noted in the tree second, in every
-//! branch, so that a prompt that spills over has one more owner. Never notes a prompt without a whole block.
+//! charged for the part that it does not have, anybody else for the whole prompt. Whoever it is is reserved first and
+//! noted in the tree second, in every branch, so that a prompt that spills over has one more owner. Never notes a
+//! prompt without a whole block.
+//!
+//! While the engines say that their KV caches are used too unevenly, or that an owner has too much, everybody goes by
+//! least load, or that owner is passed over.
 //!
 //! In fleet mode (the peers' classic rule) no owner is passed over, but while the most and the least loaded worker
 //! differ by both thresholds everybody goes by least load. That takes a look at all words, so it costs more the
@@ -53,18 +57,23 @@ fn prefer(field: &mut Field, pinned: &Guard) -> (Option<LoadGuard>, Tally) {
     if field.want.routing.balance_mode == BalanceMode::Fleet && is_imbalanced(field) {
         return (None, Tally::DecisionImbalanced);
     }
+    if field.is_uneven() {
+        return (None, Tally::DecisionUneven);
+    }
     look_up(field, pinned);
     // Fewer symbols are not worth a preference.
     let least = field.want.routing.cache_threshold * field.want.symbols.len() as f64;
     let mut from = 0;
-    let mut passed_over = false;
+    let mut passed_over = None;
     while let Some(holder) = field.reading.found.holders().get(from).copied() {
         if f64::from(holder.depth) <= least {
             break;
         }
         let mut level = Level::default();
         while let Some(next) = field.reading.found.holders().get(from).filter(|h| h.depth == holder.depth).copied() {
-            passed_over |= level.admit(field, next.slot, next.era);
+            // That an engine says it is full says more than a count.
+            let why = level.admit(field, next.slot, next.era);
+            passed_over = if passed_over == Some(Tally::DecisionShed) { passed_over } else { why.or(passed_over) };
             from += 1;
         }
         field.till.work = work(field, holder.depth);
@@ -72,7 +81,7 @@ fn prefer(field: &mut Field, pinned: &Guard) -> (Option<LoadGuard>, Tally) {
             return (Some(guard), Tally::DecisionHit);
         }
     }
-    (None, if passed_over { Tally::DecisionSpill } else { Tally::DecisionMiss })
+    (None, passed_over.unwrap_or(Tally::DecisionMiss))
 }
 
 fn look_up(field: &mut Field, pinned: &Guard) {
@@ -101,7 +110,7 @@ fn note(field: &Field, guard: &LoadGuard, pinned: &Guard) {
 
 /// Whether the most loaded member exceeds the least loaded one by both thresholds.
 fn is_imbalanced(field: &mut Field) -> bool {
-    field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+    field.reading.freshen(&field.pool.slots, field.till.shared, field.till.reach, field.now_us);
     let words = field.reading.words.iter().filter(|&&word| word != CLOSED);
     let loads = words.map(|&word| Word(word).in_flight());
     let (least, most) = loads.fold((u32::MAX, 0), |(least, most), load| (least.min(load), most.max(load)));
@@ -123,19 +132,18 @@ impl Default for Level {
 }
 
 impl Level {
-    /// Takes an owner in, in slot order; whether it had to be passed over for its load.
-    fn admit(&mut self, field: &mut Field, slot: Slot, era: u32) -> bool {
+    /// Takes an owner in, in slot order; why it had to be passed over for its load, if it had.
+    fn admit(&mut self, field: &mut Field, slot: Slot, era: u32) -> Option<Tally> {
         // It may have gone, or not serve the model any more.
-        if field.pool.place(slot, era).is_none() {
-            return false;
-        }
+        field.pool.place(slot, era)?;
         let shared = field.till.shared;
-        let word = view::weighed(shared.load.offer(slot), shared.vitals.vital(slot));
+        let vital = shared.vitals.vital(slot);
+        let word = view::weighed(shared.load.offer(slot), vital, field.till.reach);
         if word == CLOSED {
-            return false;
+            return (vital.usable() && vital.is_shed()).then_some(Tally::DecisionShed);
         }
         if field.want.routing.balance_mode == BalanceMode::Worker && field.is_overload(Word(word).in_flight()) {
-            return true;
+            return Some(Tally::DecisionSpill);
         }
         let at = self.slots[..self.len].partition_point(|&s| s < slot);
         self.slots.copy_within(at..self.len, at + 1);
@@ -143,7 +151,7 @@ impl Level {
         self.words.copy_within(at..self.len, at + 1);
         (self.slots[at], self.eras[at], self.words[at]) = (slot, era, word);
         self.len += 1;
-        false
+        None
     }
 
     fn reserve(&mut self, field: &mut Field) -> Option<LoadGuard> {

@@ -14,7 +14,7 @@ pub(super) fn choose(field: &mut Field) -> Option<LoadGuard> {
 
 /// The best of all.
 pub(super) fn choose_by(field: &mut Field, by: By) -> Option<LoadGuard> {
-    let mut fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+    let mut fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.till.reach, field.now_us);
     loop {
         if !field.till.avoid.is_empty() {
             close(field.till.avoid, &field.pool.slots, &mut field.reading.words);
@@ -26,6 +26,6 @@ pub(super) fn choose_by(field: &mut Field, by: By) -> Option<LoadGuard> {
             return chosen;
         }
         field.reading.spoilt = true;
-        fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.now_us);
+        fresh = field.reading.freshen(&field.pool.slots, field.till.shared, field.till.reach, field.now_us);
     }
 }

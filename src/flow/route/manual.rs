@@ -53,7 +53,7 @@ fn assign(field: &mut Field) -> Option<LoadGuard> {
 fn smallest_group(field: &mut Field) -> Option<LoadGuard> {
     let (slots, sticky) = (&field.pool.slots, &field.till.shared.sticky);
     field.reading.spoilt = true;
-    field.reading.freshen(slots, field.till.shared, field.now_us);
+    field.reading.freshen(slots, field.till.shared, field.till.reach, field.now_us);
     // The copy serves this assignment only.
     field.reading.spoilt = true;
     let words = &mut field.reading.words;

@@ -81,6 +81,7 @@ fn breaker_page_matches_the_function() {
 #[derive(Clone, Debug)]
 struct Naive {
     health: Health,
+    shed: bool,
     state: State,
     row: u32,
     pause: u32,
@@ -136,6 +137,7 @@ impl Naive {
                 }
             }
             Event::Judged(health) => self.health = health,
+            Event::Shed(is) => self.shed = is,
             _ => {}
         }
     }
@@ -170,8 +172,16 @@ fn words_agree_with_a_naive_model() {
             window_s: 120,
         };
         let mut word = Vital::default();
-        let mut naive =
-            Naive { health: Health::Pending, state: State::Closed, row: 0, pause: 0, trials: 0, successes: 0, left: 0 };
+        let mut naive = Naive {
+            health: Health::Pending,
+            shed: false,
+            state: State::Closed,
+            row: 0,
+            pause: 0,
+            trials: 0,
+            successes: 0,
+            left: 0,
+        };
         let ill = rng.u8(..=100);
         for step in 0..600 {
             let event = match rng.u8(..10) {
@@ -181,7 +191,7 @@ fn words_agree_with_a_naive_model() {
                 5 => Event::TrialBegins,
                 6 => Event::TrialEnds,
                 7 => Event::Second,
-                8 => [Event::BadWindow, Event::MustYield, Event::Second, Event::Second][rng.usize(..4)],
+                8 => [Event::BadWindow, Event::MustYield, Event::Second, Event::Shed(rng.bool())][rng.usize(..4)],
                 _ => Event::Judged([Health::Ready, Health::Ready, Health::Unhealthy, Health::Draining][rng.usize(..4)]),
             };
             let (next, effect) = word.after(event, &rules);
@@ -192,6 +202,8 @@ fn words_agree_with_a_naive_model() {
             let meant = (naive.health, naive.state, naive.row, naive.trials, naive.successes, naive.left);
             assert_eq!(told, meant, "round {round}, step {step}: {event:?} after {was:?}");
             assert_eq!(next.usable(), naive.usable(), "{naive:?}");
+            assert_eq!((next.is_shed(), next.open_to(Reach::Usable)), (naive.shed, naive.usable()), "{naive:?}");
+            assert_eq!(next.open_to(Reach::Unshed), naive.usable() && !naive.shed, "{naive:?}");
             for in_flight in [0, 1, 5] {
                 assert_eq!(next.weight(in_flight), naive.weight(in_flight), "{naive:?}");
             }

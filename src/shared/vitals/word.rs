@@ -1,7 +1,7 @@
 //! The word of a worker and its transitions: what the probes think, how its requests went, where its breaker stands.
 //!
-//! Takes a word, an [`Event`] and the user's [`Breaker`] rules, gives the next word and what that means to others. Pure: no clock
-//! (seconds are events), no atomics; `tuning/breaker.md` is the printed table of it.
+//! Takes a word, an [`Event`] and the user's [`Breaker`] rules, gives the next word and what that means to others.
+//! Pure: no clock (seconds are events), no atomics; `tuning/breaker.md` is the printed table of it.
 //!
 //! ```text
 //!          failures in a row, or a bad window             half of a pool is open already: it waits for its turn
@@ -69,6 +69,8 @@ pub enum Event {
     Second,
     /// The probes think something else.
     Judged(Health),
+    /// What its engine says of its load begins, or ceases, to speak against it.
+    Shed(bool),
 }
 
 /// What a transition means to others.
@@ -104,6 +106,9 @@ const SUCCESSES: Field = (25, 0xff);
 /// Seconds until it half-opens, plus one: the first pulse may come at once.
 const LEFT: Field = (33, 0x1_ffff);
 
+/// Set while it is left out for what its engine says of its load, where another one can be had.
+const SHED: Field = (50, 1);
+
 const USABLE_MASK: u64 = HEALTH.1 | SHUT.1 << SHUT.0;
 /// The lowest bit of the state: set when it is half-open or open.
 const OUT_MASK: u64 = 1 << STATE.0;
@@ -111,7 +116,18 @@ const _: () = assert!(State::HalfOpen as u64 & State::Open as u64 & 1 == 1);
 const _: () = assert!((State::Closed as u64 | State::Held as u64) & 1 == 0);
 
 const _: () = assert!(MOST_OPEN_S < LEFT.1);
+const _: () = assert!(LEFT.1 << LEFT.0 < SHED.1 << SHED.0);
 const _: () = assert!(MAX_TRIALS >= 1 && MAX_TRIALS as u64 <= TRIALS.1);
+
+/// How far a choice goes. The discriminant is the part of the word that has to be 0 besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Reach {
+    /// To workers against which their engines' load does not speak.
+    Unshed = 1 << SHED.0,
+    /// To whoever is usable.
+    Usable = 0,
+}
 
 /// What the first failure weighs, in requests in flight.
 pub const FIRST_WEIGHT: u32 = 16;
@@ -144,6 +160,18 @@ impl Vital {
     #[inline]
     pub const fn usable(self) -> bool {
         self.0 & USABLE_MASK == Health::Ready as u64
+    }
+
+    /// Whether the worker may be given a request by a choice that goes so far.
+    #[inline]
+    pub const fn open_to(self, reach: Reach) -> bool {
+        self.0 & (USABLE_MASK | reach as u64) == Health::Ready as u64
+    }
+
+    /// Whether what its engine says of its load speaks against the worker.
+    #[inline]
+    pub const fn is_shed(self) -> bool {
+        self.get(SHED) != 0
     }
 
     /// Where its breaker stands.
@@ -259,6 +287,7 @@ impl Vital {
                 }
             }
             (Event::Judged(health), _) => (self.with(HEALTH, health as u64), None),
+            (Event::Shed(is), _) => (self.with(SHED, is as u64), None),
             (Event::BadWindow | Event::MayOpen | Event::MustYield | Event::TrialBegins, _) => (self, None),
         }
     }
