@@ -230,7 +230,7 @@ impl<W: Wire> Flow<W> {
         request.avoid.clear();
         self.budget.earn(request.config.retry.budget);
         if self.pairs(request).is_some() {
-            // Boxed: few requests need the room that two legs take, and every connection would have it.
+            // Boxed: few requests need the room that two legs take, and every walk would have it.
             return Box::pin(self.proxy_pair(client, request)).await;
         }
         if let Err(fault) = self.hold_copies(request, &[false]) {
@@ -274,7 +274,7 @@ impl<W: Wire> Flow<W> {
     /// Relays an answer and settles its request.
     #[allow(
         clippy::manual_async_fn,
-        reason = "an async fn keeps what it is given twice, and every connection has room for it"
+        reason = "an async fn keeps what it is given twice, and every walk has room for it"
     )]
     fn pass<'a>(
         &'a self,

@@ -3,6 +3,10 @@
 //! Takes a request for one of the gateway's own routes, gives a whole answer. Never asks a worker: what is
 //! said of workers was learnt by the control thread.
 
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
 use crate::config::Config;
 use crate::config::routes::Answer;
 use crate::fault::{Fault, What};
@@ -42,30 +46,12 @@ fn entry(id: &str) -> serde_json::Value {
 
 /// One model, named by the end of the path.
 fn model<W: Wire>(lane: &Lane<W>, path: &[u8]) -> Result<String, Fault> {
-    let name = decoded(path.strip_prefix(b"/v1/models/").unwrap_or_default());
+    let name = path.strip_prefix(b"/v1/models/").unwrap_or_default();
+    let name: Cow<'_, [u8]> = percent_decode(name).into();
     let snapshot = lane.shared.roster.snapshot();
     let mut usable = snapshot.workers.iter().filter(|w| lane.shared.vitals.usable(w.slot));
-    let known = usable.find_map(|w| w.models.iter().find(|m| m.as_bytes() == name));
+    let known = usable.find_map(|w| w.models.iter().find(|m| m.as_bytes() == &*name));
     known.map(|id| entry(id).to_string()).ok_or(What::ModelUnknown.into())
-}
-
-/// A path with its percent-encoding undone; what is none stays as it is.
-fn decoded(path: &[u8]) -> Vec<u8> {
-    let digit = |b: Option<&u8>| b.and_then(|b| char::from(*b).to_digit(16));
-    let (mut plain, mut at) = (Vec::with_capacity(path.len()), 0);
-    while at < path.len() {
-        match (path[at], digit(path.get(at + 1)), digit(path.get(at + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                plain.push((high << 4 | low) as u8);
-                at += 3;
-            }
-            (byte, ..) => {
-                plain.push(byte);
-                at += 1;
-            }
-        }
-    }
-    plain
 }
 
 /// The union of the models of all usable workers, in the OpenAI shape.

@@ -301,10 +301,7 @@ impl Passing {
 ///
 /// # Errors
 /// A fault of the worker that shows before the client has seen a byte.
-#[allow(
-    clippy::manual_async_fn,
-    reason = "an async fn keeps what it is given twice, and every connection has room for it"
-)]
+#[allow(clippy::manual_async_fn, reason = "an async fn keeps what it is given twice, and every walk has room for it")]
 pub fn relay<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,

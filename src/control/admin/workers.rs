@@ -9,6 +9,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
@@ -286,27 +287,7 @@ fn query(uri: &Uri, known: &[&str]) -> Result<HashMap<String, String>, Box<Respo
 
 /// A part of a query as it is meant: `%41` is `A`, `+` a space.
 fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let coded = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        let coded = coded.filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
-        rest = match (first, coded.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                &after[2..]
-            }
-            (b'+', _) => {
-                bytes.push(b' ');
-                after
-            }
-            _ => {
-                bytes.push(*first);
-                after
-            }
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
 fn wrong(message: &str) -> Response {
