@@ -249,6 +249,8 @@ impl<W: Wire> Flow<W> {
             let parcel = || dispatch::parcel(lane, client, request, to, patch);
             let pause = match dispatch::dispatch(lane, Some(client), leg, head, parcel).await {
                 Ok(answer) => {
+                    // Who answers early gets no more of the body, and then nobody can tell where the next request begins.
+                    request.keep_alive.set(request.keep_alive.get() && request.is_whole());
                     let Some(pause) = self.after_answer(request, guard.slot(), &answer) else { break (guard, answer) };
                     settle::leg(lane, to, None, Ok(answer.head.status));
                     drop((guard, answer));
@@ -333,7 +335,9 @@ impl<W: Wire> Flow<W> {
             first_byte_us: first_byte.as_micros() as u64,
             timer,
             attempts: &request.attempts,
-            reuse: Reuse::Replay,
+            // What follows is sent once, so the connection must be a sound one.
+            reuse: if request.unread.left() > 0 { Reuse::Never } else { Reuse::Replay },
+            unread: Some(&request.unread),
         }
     }
 
@@ -412,7 +416,7 @@ impl<W: Wire> Flow<W> {
             kind,
             routing_key: value(request.head.first(FieldKind::RoutingKey)).unwrap_or_default(),
             target: value(self.target(request)),
-            length: request.body().len(),
+            length: request.body().len().saturating_add(request.unread.left() as usize),
         }
     }
 
@@ -435,7 +439,7 @@ impl<W: Wire> Flow<W> {
             return Then::Cut;
         }
         let mut out = lane.buffers.take();
-        request.keep_alive.set(request.keep_alive.get() && request.complete && !lane.is_draining());
+        request.keep_alive.set(request.keep_alive.get() && request.is_whole() && !lane.is_draining());
         let allow = match fault.what {
             What::MethodNotAllowed => request.allow(),
             _ => Vec::new(),

@@ -72,6 +72,9 @@ pub const RECV_BUFFERS: usize = 1024;
 pub const SPLICE_BYTES: usize = 32 * 1024;
 /// The same for a chunk: its line has to be looked for, and received, apart from it.
 pub const SPLICE_CHUNK_BYTES: u64 = 48 * 1024;
+/// Rest of a request's body, on a route whose bodies nobody looks into, from which on it is not held but follows the
+/// request to its worker. What is shorter is held, so that the request can be tried again.
+pub const UPLOAD_BYTES: usize = 1024 * 1024;
 /// Least that a pipe must hold to be of use: what pipes hold by default.
 pub const PIPE_BYTES: usize = 64 * 1024;
 /// Spliced bytes after which other connections of the lane get a turn.
@@ -140,4 +143,5 @@ const _: () = assert!(RECV_BUFFERS.is_power_of_two() && RECV_BUFFERS <= 32768);
 const _: () = assert!(RING_COMPLETIONS >= RING_ENTRIES);
 const _: () = assert!(BODY_TURN_BYTES >= RECV_BUFFER_BYTES);
 const _: () = assert!(SPLICE_BYTES > RECV_BUFFER_BYTES && SPLICE_BYTES <= PIPE_BYTES);
+const _: () = assert!(UPLOAD_BYTES >= SPLICE_BYTES);
 const _: () = assert!(SPLICE_TURN_BYTES >= PIPE_BYTES as u64);

@@ -40,6 +40,8 @@ mod stats;
 mod streams;
 #[path = "proxy/timeouts.rs"]
 mod timeouts;
+#[path = "proxy/uploads.rs"]
+mod uploads;
 #[path = "proxy/verbatim.rs"]
 mod verbatim;
 #[path = "proxy/workers.rs"]

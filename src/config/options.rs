@@ -593,7 +593,9 @@ pub const OPTIONS: &[Row] = &[
         "auto",
         "How answers pass. auto: what is known to be large is moved within the kernel by splice(2), small pieces are \
          copied. splice: all payload is moved by the kernel, which costs more than copying where chunks are small. copy: \
-         everything is copied.",
+         everything is copied. It is also about bodies of requests on extra_routes, into which nobody looks: one of which \
+         more than 1 MiB is still to come (splice: any rest; copy: none) is not held but follows to the worker as it \
+         comes, and cannot be tried at another one when a part of it is gone.",
     ),
     row(
         Section::Relaying,

@@ -2,9 +2,10 @@
 //!
 //! Takes what is to be sent and a worker, gives the live connection with the answer's head and the first bytes behind
 //! it. Never sends a request twice but in one case: a pooled connection that turns out dead before it said
-//! anything, at once. Never keeps a worker busy for a client that has left, where it is given one to watch.
+//! anything, at once. What is not held of the body follows as it comes (`upload`). Never keeps a worker busy for a client that has left, where it is given one to watch.
 
 pub mod patch;
+mod upload;
 
 use std::future::poll_fn;
 use std::io;
@@ -22,6 +23,7 @@ use crate::limits::{HEAD_SIGHT_BYTES, MAX_INTERIM, ONE_SEND_BYTES};
 use crate::metrics::Tally;
 use crate::shared::roster::Slot;
 use crate::span::Span;
+use upload::{Stopped, Upload};
 
 /// How an exchange ended without an answer.
 enum Broken {
@@ -180,7 +182,7 @@ pub fn parcel<W: Wire>(
         request_id: &request.id,
         length: match request.head.body {
             BodyLength::None => BodyLength::None,
-            _ => BodyLength::Length(length as u64),
+            _ => BodyLength::Length(length as u64 + request.unread.left()),
         },
         dp_rank: if patch.is_some_and(|patch| patch.names_rank) { None } else { worker.pairing.dp.map(|dp| dp.rank) },
     };
@@ -228,32 +230,49 @@ pub fn is_cut(request: &Request, bare: bool) -> bool {
 }
 
 /// The request's way out, piece by piece.
-struct Sending<'a> {
+struct Sending<'a, W: Wire> {
     rest: &'a mut [Option<Outgoing>; 2],
+    /// What follows behind the last piece; boxed, since few requests have it.
+    upload: Option<Box<Upload<'a, W>>>,
     failed: bool,
     last_us: u64,
 }
 
-impl Sending<'_> {
+impl<'a, W: Wire> Sending<'a, W> {
     fn all_started(&self) -> bool {
-        self.rest[0].is_none()
+        self.rest[0].is_none() && self.upload.is_none()
     }
 
     /// Moves on; never waits for more than the next piece.
-    fn poll<W: Wire>(&mut self, lane: &Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) {
+    ///
+    /// # Errors
+    /// What the client did whose body follows.
+    fn poll(&mut self, lane: &'a Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) -> Result<(), What> {
         while self.rest[0].is_some() {
             match conn.poll_sent(cx) {
-                Poll::Pending => return,
+                Poll::Pending => return Ok(()),
                 Poll::Ready(Ok(sent)) => {
                     give_back(lane, sent);
                     self.last_us = lane.wire.now_us();
                     self.rest.rotate_left(1);
                     conn.start_send(self.rest[1].take().expect("looked at above"));
                 }
-                // The worker may have answered before it broke off: the receiving side decides.
-                Poll::Ready(Err(_)) => (*self.rest, self.failed) = ([None, None], true),
+                Poll::Ready(Err(_)) => self.fail(),
             }
         }
+        let Some(upload) = &mut self.upload else { return Ok(()) };
+        match upload.poll(lane, conn, cx) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) => (self.upload, self.last_us) = (None, lane.wire.now_us()),
+            Poll::Ready(Err(Stopped::Worker)) => self.fail(),
+            Poll::Ready(Err(Stopped::Client(what))) => return Err(what),
+        }
+        Ok(())
+    }
+
+    /// The worker may have answered before it broke off: the receiving side decides.
+    fn fail(&mut self) {
+        (*self.rest, self.upload, self.failed) = ([None, None], None, true);
     }
 }
 
@@ -283,7 +302,8 @@ async fn exchange<W: Wire>(
     }
     conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
     conn.arm();
-    let mut sending = Sending { rest: &mut parcel.rest, failed: false, last_us: lane.wire.now_us() };
+    let upload = client.and_then(|client| Upload::new(client, leg));
+    let mut sending = Sending { rest: &mut parcel.rest, upload, failed: false, last_us: lane.wire.now_us() };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
     let limits = HeadLimits { bytes: leg.config.max_head_bytes, fields: leg.config.max_headers };
@@ -291,7 +311,9 @@ async fn exchange<W: Wire>(
     let mut interim = 0;
     loop {
         let event = poll_fn(|cx| {
-            sending.poll(lane, conn, cx);
+            if let Err(what) = sending.poll(lane, conn, cx) {
+                return Poll::Ready(Event::Pointless(what));
+            }
             if !timed
                 && sending.all_started()
                 && let Poll::Ready(sent) = conn.poll_sent(cx)
@@ -304,7 +326,9 @@ async fn exchange<W: Wire>(
             if let Poll::Ready(got) = conn.poll_part(cx, HEAD_SIGHT_BYTES, &mut up_to_body) {
                 return Poll::Ready(Event::Bytes(got));
             }
-            if let Some(what) = pointless(lane, client, cx) {
+            // Who is being read from is watched by that.
+            let watched = client.filter(|_| !sending.upload.as_ref().is_some_and(|upload| upload.awaits_client()));
+            if let Some(what) = pointless(lane, watched, cx) {
                 return Poll::Ready(Event::Pointless(what));
             }
             leg.timer.poll_due(cx).map(|()| Event::Late)
@@ -312,7 +336,10 @@ async fn exchange<W: Wire>(
         .await;
         let mut chunk = match event {
             Event::Pointless(what) => return Err(what.into()),
-            Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
+            Event::Late if lane.wire.now_us() < leg.deadline_us => {
+                let upload = sending.upload.is_some();
+                return Err(if upload { What::BodyTimeout } else { What::FirstByteTimeout }.into());
+            }
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {

@@ -578,6 +578,7 @@ impl<W: Wire> Errand<W> {
             timer: &self.timer,
             attempts: &self.attempts,
             reuse: self.reuse,
+            unread: None,
         };
         let fail = |fault: Fault| {
             settle::judge(lane, slot, Err(fault.what));

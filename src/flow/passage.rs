@@ -176,6 +176,40 @@ impl Kept {
     }
 }
 
+/// What the client has yet to send of a body that is not held: it follows the request to the worker.
+#[derive(Default)]
+pub struct Unread {
+    left: Cell<u64>,
+    taken: Cell<u64>,
+}
+
+impl Unread {
+    /// So much is still to come.
+    pub fn expect(&self, bytes: u64) {
+        self.left.set(bytes);
+        self.taken.set(0);
+    }
+
+    /// Bytes that the client has yet to send.
+    pub fn left(&self) -> u64 {
+        self.left.get()
+    }
+
+    /// So much was taken from the client, and will not come again.
+    ///
+    /// # Panics
+    /// When it is more than was left: a bug of ours.
+    pub fn take(&self, bytes: u64) {
+        self.left.set(self.left.get().checked_sub(bytes).expect("no more is taken than is left"));
+        self.taken.set(self.taken.get() + bytes);
+    }
+
+    /// Bytes that were taken from the client. If there are any, no other worker can be sent the same.
+    pub fn taken(&self) -> u64 {
+        self.taken.get()
+    }
+}
+
 /// A request and everything that a walk keeps in memory for it; reused from walk to walk.
 pub struct Request {
     /// What it goes by to its end, whatever is changed meanwhile.
@@ -198,8 +232,10 @@ pub struct Request {
     /// Taken over from the client or made here.
     pub id: Vec<u8>,
     pub keep_alive: Cell<bool>,
-    /// Whether the client's request was read to its end.
+    /// Whether all was read that a worker is chosen by.
     pub complete: bool,
+    /// What was not, and is not held.
+    pub unread: Unread,
     /// Clock at the first byte, in microseconds.
     pub started_us: u64,
     /// Where the client is.
@@ -256,6 +292,7 @@ impl Request {
             id: Vec::new(),
             keep_alive: Cell::new(false),
             complete: false,
+            unread: Unread::default(),
             started_us: 0,
             peer: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
             head_us: 0,
@@ -294,6 +331,7 @@ impl Request {
         self.id.clear();
         self.keep_alive.set(false);
         self.complete = false;
+        self.unread.expect(0);
         (self.head_us, self.body_us) = (0, 0);
         for clock in [&self.queued_us, &self.routed_us, &self.answered_us, &self.event_us, &self.sent] {
             clock.set(0);
@@ -314,7 +352,12 @@ impl Request {
         Rc::get_mut(&mut self.input).expect("nothing is sent before all is received")
     }
 
-    /// The body's bytes.
+    /// Whether the client's request was read to its end, so that another one can follow.
+    pub fn is_whole(&self) -> bool {
+        self.complete && self.unread.left() == 0
+    }
+
+    /// The bytes of the body that are held: all of it, but for what is [`unread`](Self::unread).
     pub fn body(&self) -> &[u8] {
         &self.input[self.head_len..]
     }
@@ -386,6 +429,8 @@ pub struct Leg<'a> {
     /// Attempts of the request so far; counted up.
     pub attempts: &'a Cell<u32>,
     pub reuse: Reuse,
+    /// What follows of the body while it is sent.
+    pub unread: Option<&'a Unread>,
 }
 
 /// Whether a leg may go out on a pooled connection, and what is done when that turns out dead.

@@ -2,11 +2,12 @@
 //!
 //! Takes a connection and its first bytes, gives head, whole body and what inspection found in it as it
 //! arrived. Never holds a buffer while nothing has arrived; never accepts more than the limits say; each
-//! deadline runs only while the client is waited for.
+//! deadline runs only while the client is waited for. Large bodies that nobody looks into are left to dispatch.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
+use crate::config::Relay;
 use crate::config::routes::{self, ROUTES};
 use crate::fault::{Fault, What};
 use crate::flow::passage::{Client, KeyRules, Request, hold};
@@ -15,6 +16,7 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::limits::{
     BODY_TURN_BYTES, CHUNK_FRAMING_FACTOR, MAX_CHUNK_EXTENSION_BYTES, MAX_CHUNK_FRAMING_BYTES, RECV_BUFFER_BYTES,
+    UPLOAD_BYTES,
 };
 use crate::metrics::Tally;
 use crate::shared::roster::ROLES;
@@ -255,6 +257,12 @@ async fn read_length<W: Wire>(
         request.complete = true;
         return request.inspector.feed(&request.input[request.head_len..]);
     }
+    let missing = end - request.input.len();
+    if follows(request, missing) {
+        invite(lane, client, request).await?;
+        request.unread.expect(missing as u64);
+        return request.inspector.feed(&request.input[request.head_len..]);
+    }
     if length as u64 > request.config.body_memory_bytes {
         return Err(What::OutOfMemory.into());
     }
@@ -283,6 +291,17 @@ async fn read_length<W: Wire>(
         request.inspector.feed(&request.input[request.head_len..])?;
     }
     Ok(())
+}
+
+/// Whether so much of a body is not held, but follows the request to the worker that is chosen without it: where nobody
+/// looks into it, and there is enough of it to be moved by the kernel.
+fn follows(request: &Request, missing: usize) -> bool {
+    let least = match request.config.relay {
+        Relay::Copy => return false,
+        Relay::Auto => UPLOAD_BYTES,
+        Relay::Splice => 1,
+    };
+    request.extra.is_some() && missing >= least
 }
 
 /// Makes room for more of a body that ends at `end`: all of it up to a limit, from there on in steps that double.

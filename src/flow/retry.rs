@@ -47,7 +47,7 @@ impl<W: Wire> Flow<W> {
     pub(super) fn after_fault(&self, request: &mut Request, slot: Slot, fault: &Fault, begun: bool) -> Option<u64> {
         let refused = fault.row().retry;
         let unanswered = matches!(fault.what, What::WorkerReset | What::FirstByteTimeout);
-        if !(refused || unanswered && request.config.retry.unanswered) {
+        if !(refused || unanswered && request.config.retry.unanswered) || request.unread.taken() > 0 {
             return None;
         }
         // What no worker has seen costs none of them anything.
@@ -73,7 +73,8 @@ impl<W: Wire> Flow<W> {
         }
         let retry = &request.config.retry;
         let is_last = request.attempts.get() >= request.config.max_attempts;
-        if !retry.statuses.contains(&status) || is_last || answer.says_no_retry() {
+        let unrepeatable = request.unread.taken() > 0 || answer.says_no_retry();
+        if !retry.statuses.contains(&status) || is_last || unrepeatable {
             return None;
         }
         request.avoid.push(slot);

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use corelane::config::Backend;
+use corelane::config::{Backend, Relay};
 
 use crate::facts::{Answer, Asked, Ended, Facts, Kind};
 use crate::http::{Body, Head};
@@ -21,6 +21,8 @@ pub enum Route {
     Completions,
     Generate,
     Embeddings,
+    /// Nobody looks into its body, which may follow to a worker that is chosen without it.
+    Upload,
     Info,
     Holder,
     Models,
@@ -35,6 +37,7 @@ impl Route {
             Route::Completions => "/v1/completions",
             Route::Generate => "/generate",
             Route::Embeddings => "/v1/embeddings",
+            Route::Upload => UPLOAD,
             Route::Info => "/model_info",
             Route::Holder => "/v1/responses/resp_1",
             Route::Models => "/v1/models",
@@ -52,9 +55,12 @@ impl Route {
     }
 
     fn has_body(self) -> bool {
-        self.generates() || self == Route::Embeddings
+        self.generates() || matches!(self, Route::Embeddings | Route::Upload)
     }
 }
+
+/// The extra route.
+pub const UPLOAD: &str = "/up";
 
 /// One request as it will be sent.
 pub struct Ask {
@@ -123,11 +129,11 @@ impl Ask {
             0..8 => Route::Chat,
             8..11 => Route::Completions,
             11..15 => Route::Generate,
-            15 => Route::Embeddings,
+            15 => world.one(&[Route::Embeddings, Route::Upload]),
             16 => Route::Info,
             17 => Route::Holder,
             18 => world.one(&[Route::Models, Route::Health]),
-            _ => world.one(&[Route::Chat, Route::Unknown]),
+            _ => world.one(&[Route::Upload, Route::Upload, Route::Unknown]),
         };
         let old = world.once_in(10);
         let is_head = route == Route::Info && world.once_in(3);
@@ -155,7 +161,9 @@ impl Ask {
             ask.malformed = (model == "unknown").then_some("model");
             let samples = plan.fleet == Fleet::Pairs(Backend::Sglang) && route == Route::Chat && fault(12);
             let mut extra = "";
-            if samples {
+            if route == Route::Upload {
+                ask.malformed = None;
+            } else if samples {
                 (ask.malformed, extra) = (Some("samples"), r#","n":2"#);
             } else if fault(20) {
                 (ask.malformed, extra) = (Some("field"), r#","model":5"#);
@@ -163,10 +171,10 @@ impl Ask {
             let logprobs = if ask.logprobs { r#","return_logprob":true"# } else { "" };
             body = format!(r#"{{"model":"{model}",{value},"stream":{}{logprobs}{extra},"max_tokens":5}}"#, ask.streams);
             ask.forwarded = body.clone().into_bytes();
-            if world.once_in(12) {
+            if world.once_in(12) && route != Route::Upload {
                 body.insert_str(1, r#""bootstrap_room":7,"#);
             }
-            if fault(15) {
+            if fault(15) && route != Route::Upload {
                 body.truncate(body.len() - 1);
                 ask.malformed = Some("JSON");
             }
@@ -222,6 +230,15 @@ impl Ask {
             ask.gap_us = 400_000;
         }
         ask
+    }
+
+    /// Whether a worker may see it: it is as it should be, or what is wrong shows only when a part of it is on its way.
+    pub fn may_be_seen(&self, plan: &Plan) -> bool {
+        let follows = self.route == Route::Upload
+            && plan.config.relay == Relay::Splice
+            && self.malformed == Some("its end")
+            && self.stops.is_some_and(|at| at >= self.head_end);
+        follows || self.malformed.is_none() && self.route.is_forwarded()
     }
 
     fn blank(route: Route, bytes: Vec<u8>) -> Ask {
@@ -307,6 +324,7 @@ impl Client {
                 let mut all = facts.asked.borrow_mut();
                 let asked = Rc::new(Asked {
                     client: number,
+                    line: line.clone(),
                     nth,
                     ask: Ask::new(world, plan, all.len(), nth + 1 == requests),
                     begun_us: Cell::new(None),

@@ -7,9 +7,12 @@ use std::rc::Rc;
 
 use corelane::config::Role;
 
+use crate::net::Line;
+
 /// A request of a client's, by its place in [`Facts::asked`]; the place is what it carries as `x-sim`.
 pub struct Asked {
     pub client: usize,
+    pub line: Rc<Line>,
     /// Its number on its connection.
     pub nth: usize,
     pub ask: crate::client::Ask,

@@ -125,6 +125,8 @@ fn is_merged(asked: &Asked, given: &Given, plan: &Plan) -> bool {
         && given.role == Role::Decode
         && given.status == 200
         && given.complete.get()
+        // One that ends with its connection can end anywhere; what is no JSON passes as it is.
+        && serde_json::from_slice::<serde_json::Value>(&given.body.borrow()).is_ok()
 }
 
 /// What has come of an answer, be it whole or not.
@@ -140,7 +142,7 @@ fn begun(
     let Some(given) = (if given.len() == 1 { given.first() } else { given.get(of as usize) }) else {
         return Err(format!("its answer {of} is nobody's"));
     };
-    if given.token != token || given.status != answer.status || asked.ask.malformed.is_some() {
+    if given.token != token || given.status != answer.status || !asked.ask.may_be_seen(plan) {
         return Err(format!("it got the answer {of}, which is to request {}", given.token));
     }
     let paired = matches!(plan.fleet, Fleet::Pairs(_)) && asked.ask.route.generates();
@@ -261,7 +263,7 @@ fn attempts(
 
 /// A worker that has said nothing is let go as soon as its client has left.
 fn left(asked: &Asked, deliveries: &[&Delivery], plan: &Plan) -> Result<(), String> {
-    let Some(left_us) = asked.left_us.get() else { return Ok(()) };
+    let Some(left_us) = asked.left_us.get().and_then(|us| asked.line.left_us(us)) else { return Ok(()) };
     let at_once = plan.config.half_close == HalfClose::Abort
         && match plan.fleet {
             Fleet::Regular => true,

@@ -70,6 +70,8 @@ struct End {
     inbox: Queue,
     /// The peer's end has arrived.
     fin: bool,
+    /// When it did.
+    fin_us: Option<u64>,
     /// A reset has arrived.
     rst: bool,
     outbox: Queue,
@@ -183,7 +185,7 @@ impl Line {
                 if n > 0 && world.once_in(2) {
                     return (Some(world.roll(0, self.manners.delay_us + 1)), false);
                 }
-                peer.fin = true;
+                (peer.fin, peer.fin_us) = (true, Some(now));
                 world.note("fin", self.id, end as u64, 0);
                 peer.wake_in();
             }
@@ -370,6 +372,13 @@ impl Line {
     /// Whether all that an end has sent has arrived, and when the last of it did.
     pub fn acked_all(&self, end: usize) -> (bool, u64) {
         self.with(end, |me, _| (me.outbox.len() == 0 && me.tx.is_none(), me.acked_us))
+    }
+
+    /// When the gateway could know that its client or worker has left: since then, or never, as long as the end is stuck
+    /// behind bytes that nobody has room for.
+    pub fn left_us(&self, since_us: u64) -> Option<u64> {
+        let killed = self.with(1, |me, _| me.killed);
+        self.with(0, |me, _| if killed { Some(since_us) } else { me.fin_us.map(|us| us.max(since_us)) })
     }
 
     /// Ends the sending side.

@@ -5,9 +5,11 @@
 use std::time::Duration;
 
 use corelane::config::{
-    Assignment, Backend, BalanceMode, Breaker, ClientLeaves, Config, HalfClose, Policy, Relay, Retry, Secret,
+    Assignment, Backend, BalanceMode, Breaker, ClientLeaves, Config, ExtraRoute, HalfClose, Policy, Relay, Retry,
+    Secret,
 };
 
+use crate::client::UPLOAD;
 use crate::net::Manners;
 use crate::world::World;
 
@@ -105,6 +107,7 @@ fn config(world: &World, calm: bool) -> Config {
     config.prefill_policy = world.once_in(2).then(|| world.one(Policy::ALL));
     config.decode_policy = world.once_in(2).then(|| world.one(Policy::ALL));
     config.relay = world.one(Relay::ALL);
+    config.extra_routes = vec![ExtraRoute { path: UPLOAD.into(), methods: vec!["POST".into()] }];
     config.pipes_per_lane = world.one(&[0, 1, 2, 64]);
     config.pipe_bytes = world.one(&[65_536, 8_192, 1_048_576]);
     config.half_close = world.one(HalfClose::ALL);

@@ -154,7 +154,7 @@ impl Host {
         let token = token as usize;
         world.note("meet", self.id as u64, token as u64, nth.into());
         let asked = self.facts.asked.borrow()[token].clone();
-        if asked.ask.malformed.is_some() || !asked.ask.route.is_forwarded() {
+        if !asked.ask.may_be_seen(&self.plan) {
             self.wrong(|| format!("it was sent request {token}, which is not for workers: {:?}", asked.ask.malformed));
         }
         if head.get("transfer-encoding").is_some() || head.get("expect").is_some() || head.get("connection").is_some() {

@@ -1,0 +1,175 @@
+//! Upload: the part of a body that is not held follows the request to its worker.
+//!
+//! Takes the client's connection and the worker's, gives the end: the last byte is with the worker's socket. Bytes are
+//! moved by the kernel where there is a pipe, else they are received and sent, a buffer at a time, so a slow worker
+//! slows the client down. Never takes a byte that belongs to the client's next request, never waits for the client
+//! longer than for any other body.
+
+use std::task::{Context, Poll};
+
+use crate::fault::What;
+use crate::flow::passage::{Client, Leg, Unread, give_back};
+use crate::lane::Lane;
+use crate::lane::pipes::Taken;
+use crate::lane::wire::{Chunk, Conn, Drawn, Outgoing, Pipe, Wire};
+use crate::limits::SPLICE_TURN_BYTES;
+use crate::metrics::Tally;
+
+/// Why it ended before its time.
+pub(super) enum Stopped {
+    /// The worker takes no more; it may have said why.
+    Worker,
+    Client(What),
+}
+
+/// What became of an attempt on one side.
+enum Step {
+    Moved(u64),
+    /// Nothing to do.
+    Idle,
+    /// The other side of the socket is waited for; the task is woken.
+    Waits,
+}
+
+/// A body on its way. While it lives the client's connection is lazy: what it sends stays in the kernel.
+pub(super) struct Upload<'a, W: Wire> {
+    client: &'a Client<W::Conn>,
+    leg: Leg<'a>,
+    unread: &'a Unread,
+    pipe: Option<Taken<'a, <W::Conn as Conn>::Pipe>>,
+    /// Received, because there was no pipe or it was there before the connection became lazy; not yet sent.
+    chunk: Option<Chunk>,
+    pipeless: bool,
+    /// Whether the client's deadline runs, not the worker's.
+    awaits_client: bool,
+}
+
+impl<W: Wire> Drop for Upload<'_, W> {
+    fn drop(&mut self) {
+        self.client.conn.set_lazy(false);
+        self.leg.timer.set(self.leg.deadline_us);
+    }
+}
+
+impl<'a, W: Wire> Upload<'a, W> {
+    /// What follows on this leg, if anything does.
+    pub fn new(client: &'a Client<W::Conn>, leg: Leg<'a>) -> Option<Box<Self>> {
+        let unread = leg.unread.filter(|unread| unread.left() > 0)?;
+        client.conn.set_lazy(true);
+        Some(Box::new(Upload { client, leg, unread, pipe: None, chunk: None, pipeless: false, awaits_client: false }))
+    }
+
+    /// Whether it is the client that is waited for.
+    pub fn awaits_client(&self) -> bool {
+        self.awaits_client
+    }
+
+    /// Moves on as far as both sides let it, behind what was sent before. Ready when all was given to the worker.
+    ///
+    /// # Errors
+    /// The side that ended it.
+    pub fn poll(&mut self, lane: &'a Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) -> Poll<Result<(), Stopped>> {
+        let mut turn = 0;
+        loop {
+            let drawn = match self.draw(lane, cx) {
+                Ok(drawn) => drawn,
+                Err(what) => return Poll::Ready(Err(Stopped::Client(what))),
+            };
+            let Ok(poured) = self.pour(lane, conn, cx) else { return Poll::Ready(Err(Stopped::Worker)) };
+            if self.held() == 0 {
+                if self.unread.left() == 0 {
+                    return Poll::Ready(Ok(()));
+                }
+                // Nobody waits with an empty pipe in hand.
+                if !matches!(drawn, Step::Moved(_)) {
+                    self.pipe = None;
+                }
+            }
+            match (drawn, poured) {
+                (Step::Moved(n), _) | (_, Step::Moved(n)) => {
+                    self.awaits_client = false;
+                    turn += n;
+                    if turn >= SPLICE_TURN_BYTES {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
+                (_, Step::Waits) => {
+                    self.awaits_client = false;
+                    self.leg.timer.set(self.leg.deadline_us);
+                    return Poll::Pending;
+                }
+                _ => {
+                    if !std::mem::replace(&mut self.awaits_client, true) {
+                        let pause = lane.wire.now_us() + self.leg.config.body_timeout.as_micros() as u64;
+                        self.leg.timer.set(pause.min(self.leg.deadline_us));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// Bytes that were taken from the client and are not with the worker.
+    fn held(&self) -> usize {
+        self.chunk.as_ref().map_or(0, |chunk| chunk.len()) + self.pipe.as_ref().map_or(0, |pipe| pipe.held())
+    }
+
+    /// From the client into the pipe, or into memory.
+    fn draw(&mut self, lane: &'a Lane<W>, cx: &mut Context<'_>) -> Result<Step, What> {
+        let left = self.unread.left();
+        if left == 0 || self.chunk.is_some() {
+            return Ok(Step::Idle);
+        }
+        if self.pipe.is_none() && !self.pipeless {
+            self.pipe = lane.pipes.take();
+            self.pipeless = self.pipe.is_none();
+        }
+        let drawn = match &mut self.pipe {
+            Some(pipe) => self.client.conn.poll_draw(cx, pipe, usize::try_from(left).unwrap_or(usize::MAX)),
+            None => self.client.conn.poll_recv(cx).map_ok(Drawn::Received),
+        };
+        let n = match drawn {
+            Poll::Pending => return Ok(Step::Waits),
+            Poll::Ready(Ok(Drawn::Piped(n))) if n > 0 => n as u64,
+            Poll::Ready(Ok(Drawn::Received(mut chunk))) if !chunk.is_empty() => {
+                if chunk.len() as u64 > left {
+                    self.client.conn.unread(Chunk::heap(chunk[left as usize..].to_vec()));
+                    chunk.truncate(left as usize);
+                }
+                let n = chunk.len() as u64;
+                self.chunk = Some(chunk);
+                n
+            }
+            Poll::Ready(_) => return Err(What::ClientGone),
+        };
+        self.unread.take(n);
+        lane.count(Tally::ClientBytesIn, n);
+        Ok(Step::Moved(n))
+    }
+
+    /// From the pipe or from memory to the worker, behind what was sent before.
+    fn pour(&mut self, lane: &Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) -> Result<Step, ()> {
+        match conn.poll_sent(cx) {
+            Poll::Pending => return Ok(Step::Waits),
+            Poll::Ready(Ok(sent)) => give_back(lane, sent),
+            Poll::Ready(Err(_)) => return Err(()),
+        }
+        // What is in the pipe was taken before the chunk.
+        if let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held() > 0) {
+            return match conn.poll_pour(cx, pipe) {
+                Poll::Pending => Ok(Step::Waits),
+                Poll::Ready(Ok(n)) => {
+                    lane.count(Tally::UploadSpliced, n as u64);
+                    Ok(Step::Moved(n as u64))
+                }
+                Poll::Ready(Err(_)) => Err(()),
+            };
+        }
+        let Some(chunk) = self.chunk.take() else { return Ok(Step::Idle) };
+        let n = chunk.len() as u64;
+        lane.count(Tally::UploadCopied, n);
+        conn.start_send(Outgoing::Chunk(chunk));
+        Ok(Step::Moved(n))
+    }
+}

@@ -1,0 +1,325 @@
+//! Large bodies that nobody looks into follow their request to the worker without being held; whatever happens on the
+//! way, one answer comes, and nothing is sent twice.
+//!
+//! The worker is written by hand; the path tells it what to do.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use corelane::boot::Gateway;
+use corelane::config::{Config, ExtraRoute, Relay, WorkerSpec};
+use corelane::fault::What;
+use corelane::metrics::Tally;
+use corelane::mock::fnv1a64;
+
+use crate::rig::{Http, config, in_flight, request, start, tally_of, until};
+
+const MIB: usize = 1 << 20;
+
+#[derive(Default)]
+struct Seen {
+    requests: AtomicUsize,
+    connections: AtomicUsize,
+    /// Bytes of bodies.
+    bytes: AtomicUsize,
+    /// Connections that the gateway ended before the body did.
+    cut: AtomicUsize,
+}
+
+struct Worker {
+    address: SocketAddr,
+    seen: Arc<Seen>,
+}
+
+impl Worker {
+    fn start() -> Worker {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let worker = Worker { address: listener.local_addr().unwrap(), seen: Arc::default() };
+        let seen = worker.seen.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (seen, stream) = (seen.clone(), stream.unwrap());
+                std::thread::spawn(move || serve(stream, &seen));
+            }
+        });
+        worker
+    }
+
+    fn bytes(&self) -> usize {
+        self.seen.bytes.load(SeqCst)
+    }
+
+    fn cut(&self) -> usize {
+        self.seen.cut.load(SeqCst)
+    }
+}
+
+/// Serves a connection: the path is `/up/WHAT` or `/up/WHAT-BYTES`, and what is done is done after so many bytes.
+fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
+    let mut buf = Vec::new();
+    let mut more = vec![0; 64 * 1024];
+    for nth in 0.. {
+        let head_len = loop {
+            match buf.windows(4).position(|w| w == b"\r\n\r\n") {
+                Some(at) => break at + 4,
+                None => read(&mut stream, &mut buf, &mut more)?,
+            }
+        };
+        let head = String::from_utf8(buf.drain(..head_len).collect()).unwrap().to_ascii_lowercase();
+        let length: usize =
+            head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
+        let Some(said) = head.split(' ').nth(1).unwrap().strip_prefix("/up/") else {
+            // The gateway asks what it serves.
+            return stream.write_all(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n").ok();
+        };
+        seen.requests.fetch_add(1, SeqCst);
+        seen.connections.fetch_add(usize::from(nth == 0), SeqCst);
+        let (what, after) = said.split_once('-').map_or((said, length), |(what, n)| (what, n.parse().unwrap()));
+        let mut told = false;
+        while buf.len() < length {
+            if buf.len() >= after && !std::mem::replace(&mut told, true) {
+                match what {
+                    "early" => {
+                        let answer = b"HTTP/1.1 413 Too Much\r\nContent-Length: 4\r\n\r\nstop";
+                        stream.write_all(answer).ok()?;
+                    }
+                    "interim" => stream.write_all(b"HTTP/1.1 102 Processing\r\n\r\n").ok()?,
+                    "halves" => stream.write_all(b"HTTP/1.1 200 OK\r\nContent-").ok()?,
+                    "dies" => {
+                        socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+                        return None;
+                    }
+                    "stops" => std::thread::sleep(Duration::from_secs(3600)),
+                    _ => {}
+                }
+            }
+            let old = buf.len();
+            let got = read(&mut stream, &mut buf, &mut more);
+            seen.bytes.fetch_add(buf.len() - old, SeqCst);
+            if got.is_none() {
+                seen.cut.fetch_add(1, SeqCst);
+                return None;
+            }
+        }
+        let said = format!("{length} {:016x}", fnv1a64(&buf[..length]));
+        buf.drain(..length);
+        let start = if what == "halves" { "" } else { "HTTP/1.1 200 OK\r\nContent-" };
+        stream.write_all(format!("{start}Length: {}\r\n\r\n{said}", said.len()).as_bytes()).ok()?;
+    }
+    None
+}
+
+fn read(stream: &mut TcpStream, buf: &mut Vec<u8>, more: &mut [u8]) -> Option<()> {
+    match stream.read(more) {
+        Ok(n) if n > 0 => buf.extend_from_slice(&more[..n]),
+        _ => return None,
+    }
+    Some(())
+}
+
+fn gateway(workers: &[SocketAddr], relay: Relay, change: impl FnOnce(&mut Config)) -> Gateway {
+    let spec = |address: &SocketAddr| {
+        let mut spec = WorkerSpec::new(format!("http://{address}"));
+        spec.models = vec!["m".into()];
+        spec
+    };
+    let mut config = config(workers.iter().map(spec).collect());
+    config.extra_routes = vec![ExtraRoute { path: "/up/*".into(), methods: vec![] }];
+    (config.health_check, config.relay) = (false, relay);
+    // No large body could be held.
+    config.body_memory_bytes = MIB as u64 / 2;
+    config.pipes_per_lane = 16;
+    change(&mut config);
+    start(config)
+}
+
+fn body(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(len as u64).fill(&mut bytes);
+    bytes
+}
+
+fn told(body: &[u8]) -> String {
+    format!("{} {:016x}", body.len(), fnv1a64(body))
+}
+
+fn spliced(gateway: &Gateway) -> (u64, u64) {
+    (tally_of(gateway, Tally::UploadCopied), tally_of(gateway, Tally::UploadSpliced))
+}
+
+fn settles(gateway: &Gateway) {
+    until("no request is in flight", || in_flight(gateway) == 0);
+}
+
+/// Whole bodies, byte for byte, by pipes and without one, on connections that serve on; what stands behind a body is
+/// the next request's.
+#[test]
+fn large_bodies_pass_unheld_and_exact() {
+    for pipes in [16, 0] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], Relay::Auto, |c| c.pipes_per_lane = pipes);
+        let mut http = Http::connect(gateway.address());
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut sum = 0;
+        for len in [2 * MIB, 1, 5 * MIB + 1, 300_000, 20 * MIB] {
+            let body = body(len);
+            let mut bytes = request("POST", "/up/whole", &[], &body);
+            bytes.extend_from_slice(b"GET /up/whole HTTP/1.1\r\nHost: g\r\n\r\n");
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let (piece, left) = rest.split_at(rng.usize(1..=rest.len().min(3 * MIB)));
+                http.send(piece);
+                rest = left;
+                if rng.bool() {
+                    std::thread::sleep(Duration::from_millis(rng.u64(0..8)));
+                }
+            }
+            assert_eq!(http.answer().expect(200).text(), told(&body), "{len}");
+            assert_eq!(http.answer().expect(200).text(), told(b""));
+            sum += if len >= MIB { len as u64 } else { 0 };
+        }
+        settles(&gateway);
+        let (copied, moved) = spliced(&gateway);
+        println!("{pipes} pipes: {copied} copied, {moved} moved of {sum}");
+        // What came with the heads was in memory by then.
+        assert!(copied + moved <= sum && copied + moved > sum - 256 * 1024);
+        assert_eq!(moved > sum / 2, pipes > 0);
+        assert_eq!(moved > 0, pipes > 0);
+        assert_eq!(worker.cut(), 0);
+    }
+}
+
+/// A mode that moves all it can moves small bodies too; one that copies holds them as any other, and can try again.
+#[test]
+fn the_relay_option_says_what_is_held() {
+    let worker = Worker::start();
+    let fast = gateway(&[worker.address], Relay::Splice, |_| {});
+    let mut http = Http::connect(fast.address());
+    let body = body(50_000);
+    let bytes = request("POST", "/up/whole", &[], &body);
+    http.send(&bytes[..2000]);
+    until("the head is there", || worker.seen.requests.load(SeqCst) == 1);
+    assert_eq!(http.send(&bytes[2000..]).answer().expect(200).text(), told(&body));
+    let (copied, moved) = spliced(&fast);
+    assert_eq!(copied + moved, bytes.len() as u64 - 2000);
+    let plain = gateway(&[worker.address], Relay::Copy, |c| c.body_memory_bytes = 64 << 20);
+    let mut http = Http::connect(plain.address());
+    let body = self::body(3 * MIB);
+    assert_eq!(http.ask("POST", "/up/whole", &[], &body).expect(200).text(), told(&body));
+    assert_eq!(spliced(&plain), (0, 0));
+}
+
+#[test]
+fn a_worker_that_does_not_read_stops_the_client() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let mut stream = TcpStream::connect(gateway.address()).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    let bytes = request("POST", "/up/stops-0", &[], &body(128 * MIB));
+    let mut sent = 0;
+    let stopped = loop {
+        match stream.write(&bytes[sent..]) {
+            Ok(n) => sent += n,
+            Err(e) => break e,
+        }
+    };
+    // What the sockets' buffers hold, two of them on either side of the gateway, and a pipe.
+    println!("{sent} sent, then {stopped}");
+    assert!(sent < 64 * MIB);
+    assert_eq!(in_flight(&gateway), 1);
+    // A FIN would stand behind what the kernel could not send yet, for nobody to see.
+    Http { stream, buf: Vec::new(), most: 0 }.reset();
+    settles(&gateway);
+}
+
+/// An answer that comes before the body is at its end is the answer; the rest of the body is neither forwarded nor
+/// taken for a request.
+#[test]
+fn early_answers_end_the_upload() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let body = body(32 * MIB);
+    let mut http = Http::connect(gateway.address());
+    let answer = http.ask("POST", "/up/early-100000", &[], &body).expect(413);
+    assert_eq!((answer.text().as_str(), answer.header("connection")), ("stop", Some("close")));
+    http.expect_closed();
+    settles(&gateway);
+    until("the worker's connection is closed", || worker.cut() == 1);
+    assert!(worker.bytes() < body.len());
+    let whole = self::body(2 * MIB);
+    let mut http = Http::connect(gateway.address());
+    assert_eq!(http.ask("POST", "/up/whole", &[], &whole).expect(200).text(), told(&whole));
+    assert_eq!(worker.seen.connections.load(SeqCst), 2);
+}
+
+/// Interim answers, and answers whose head has only begun, do not.
+#[test]
+fn what_is_no_answer_yet_does_not_end_the_upload() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let body = body(16 * MIB);
+    for path in ["/up/interim-1000000", "/up/halves-1000000"] {
+        let mut http = Http::connect(gateway.address());
+        assert_eq!(http.ask("POST", path, &[], &body).expect(200).text(), told(&body));
+        assert_eq!(http.ask("GET", "/up/whole", &[], b"").expect(200).text(), told(b""));
+    }
+    settles(&gateway);
+}
+
+/// Nobody has the bytes that a worker took with it: the request is not tried again, though there is another worker.
+#[test]
+fn a_worker_that_dies_is_told_of_and_not_replaced() {
+    let workers = [Worker::start(), Worker::start()];
+    let gateway = gateway(&workers.each_ref().map(|w| w.address), Relay::Auto, |c| c.retry.unanswered = true);
+    let mut http = Http::connect(gateway.address());
+    http.ask("POST", "/up/dies-300000", &[], &body(8 * MIB)).expect_error(502, "worker_reset");
+    http.expect_closed();
+    settles(&gateway);
+    assert_eq!(workers.each_ref().map(|w| w.seen.requests.load(SeqCst)).iter().sum::<usize>(), 1);
+    assert_eq!(tally_of(&gateway, Tally::Retries), 0);
+}
+
+/// As long as nothing was taken of it, it can go to another worker.
+#[test]
+fn a_worker_that_cannot_be_reached_is_replaced() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let worker = Worker::start();
+    let gateway = gateway(&[closed, worker.address], Relay::Auto, |_| {});
+    let body = body(4 * MIB);
+    for _ in 0..4 {
+        let mut http = Http::connect(gateway.address());
+        assert_eq!(http.ask("POST", "/up/whole", &[], &body).expect(200).text(), told(&body));
+    }
+    assert!(tally_of(&gateway, Tally::Retries) > 0);
+    settles(&gateway);
+}
+
+/// A client that leaves or falls silent is nobody's fault but its own: the worker's connection ends, its breaker does
+/// not hear of it.
+#[test]
+fn clients_that_stop_sending_end_their_upload() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| {
+        c.body_timeout = Duration::from_millis(300);
+        c.breaker.failures = 1;
+    });
+    let bytes = request("POST", "/up/whole", &[], &body(8 * MIB));
+    let mut left = Http::connect(gateway.address());
+    left.send(&bytes[..3 * MIB]);
+    until("it is on its way", || worker.bytes() > 2 * MIB);
+    drop(left);
+    until("the worker's connection is closed", || worker.cut() == 1);
+    let mut silent = Http::connect(gateway.address());
+    silent.send(&bytes[..3 * MIB]).answer().expect_error(408, "body_timeout");
+    silent.expect_closed();
+    until("the worker's connection is closed", || worker.cut() == 2);
+    settles(&gateway);
+    let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
+    assert_eq!((faults(What::ClientGone), faults(What::BodyTimeout)), (1, 1));
+    let whole = body(2 * MIB);
+    let mut http = Http::connect(gateway.address());
+    assert_eq!(http.ask("POST", "/up/whole", &[], &whole).expect(200).text(), told(&whole));
+}
