@@ -26,4 +26,5 @@ fn the_check_of_versus_passes() {
         |name: &str| said.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no {name} in:\n{said}"));
     assert!(line("corelane").contains(concat!("corelane ", env!("CARGO_PKG_VERSION"))), "{said}");
     assert!(line("worker and load work: ").contains(" requests straight to the workers"), "{said}");
+    assert!(line("relay works: ").contains(" bytes as they came"), "{said}");
 }

@@ -73,7 +73,7 @@ class Bench:
             self.children.end(probe)
 
     def proxy(self, name, pairs=False):
-        return Proxy(name, self.options, self.children, self.ports, self.workers.ports, pairs)
+        return Proxy(name, self.options, self.children, self.ports, self.workers.ports, self.tools["relay"], pairs)
 
     def request(self, controls="", **more):
         path = self.children.work / "body.json"
@@ -193,12 +193,12 @@ class Series:
             figures |= {"probe_us": speed, "line_ns": line}
         except Failed as e:
             self.failed.append(f"{load}, {proxy}: {e}")
-            self.say(f"{load:8} {proxy:14} failed: {e}")
+            self.say(f"{load:8} {proxy:15} failed: {e}")
             return None
         self.rounds.append({"load": load, "proxy": proxy, "round": round_, "failures": failures, "figures": figures})
         if failures:
             self.failed.append(f"{load}, {proxy}: {failures} failed requests in round {round_ + 1}")
-        self.say(f"{load:8} {proxy:14} round {round_ + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in figures.items()))
+        self.say(f"{load:8} {proxy:15} round {round_ + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in figures.items()))
         return figures
 
     def started(self, bench, names, pairs=False):

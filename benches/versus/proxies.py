@@ -1,7 +1,8 @@
 """The proxies that are compared: where they are, and how each is started.
 
-Takes the options of a run, gives command lines. HAProxy with one thread, connections reused always and leastconn,
-nginx with one worker and kept connections, corelane with one lane, gateways from PyPI as they come. Never starts one."""
+Takes the options of a run, gives command lines. HAProxy with one thread, connections reused always and leastconn, once
+as it is and once with the header lines that corelane writes, nginx with one worker and kept connections, corelane with
+one lane, gateways from PyPI as they come, and below all of them a relay that only copies. Never starts one."""
 
 import contextlib
 import http.client
@@ -14,7 +15,9 @@ import subprocess
 
 from processes import Failed, waited_for
 
-PLAIN = ("haproxy", "nginx", "corelane")
+PLAIN = ("floor", "haproxy", "haproxy-headers", "nginx", "corelane")
+# The program behind a name, where there is another name for it.
+PROGRAMS = {"haproxy-headers": "haproxy"}
 PEERS = ("smg", "sglang-router", "vllm-router")
 # Who speaks SGLang's prefill/decode, which needs no more of workers than an answer to both requests.
 PAIRING = ("corelane", "smg", "sglang-router")
@@ -71,7 +74,9 @@ def version(name, options):
         return (found := peer_version(options.venv, name)) and f"{name} {found}"
     if name == "corelane":
         return said([str(options.corelane), "--version"])
-    return said([path, "-v"]).removeprefix("nginx version: ") if (path := tool(name)) else ""
+    if name == "floor":
+        return "a bare relay"
+    return said([path, "-v"]).removeprefix("nginx version: ") if (path := tool(PROGRAMS.get(name, name))) else ""
 
 
 class Ports:
@@ -97,9 +102,19 @@ class Ports:
         return first
 
 
-def haproxy(work, port, workers, files):
+# What corelane writes with every request that has no such lines yet: the client's address and scheme, and a random id of
+# 128 bits for the worker and the client.
+HEADERS = """
+  unique-id-format %[uuid()]
+  option forwardfor
+  http-request set-header x-forwarded-proto http
+  http-request set-header x-request-id %[unique-id]
+  http-response set-header x-request-id %[unique-id]"""
+
+
+def haproxy(work, port, workers, files, headers=""):
     servers = "\n".join(f"  server w{i} 127.0.0.1:{w}" for i, w in enumerate(workers))
-    path = work / "haproxy.cfg"
+    path = work / f"haproxy-{port}.cfg"
     path.write_text(f"""global
   nbthread 1
   maxconn {files // 2 - 100}
@@ -113,7 +128,7 @@ defaults
   option http-no-delay
 frontend in
   bind 127.0.0.1:{port}
-  default_backend out
+  default_backend out{headers}
 backend out
   balance leastconn
 {servers}
@@ -163,13 +178,17 @@ http {{
     return [tool("nginx"), "-p", work, "-c", path]
 
 
-def command(name, options, work, ports, workers, pairs):
+def command(name, options, relay, work, ports, workers, pairs):
     """The command line of a proxy, and where it listens. With `pairs` the first half of the workers prefills."""
     port = ports.take()
     urls = [f"http://127.0.0.1:{w}" for w in workers]
     half = len(urls) // 2
-    if name in ("haproxy", "nginx"):
-        return {"haproxy": haproxy, "nginx": nginx}[name](work, port, workers, options.files), port
+    if name == "floor":
+        return [relay, port, *workers], port
+    if name == "nginx":
+        return nginx(work, port, workers, options.files), port
+    if PROGRAMS.get(name, name) == "haproxy":
+        return haproxy(work, port, workers, options.files, HEADERS if name == "haproxy-headers" else ""), port
     if pairs:
         fleet = ["--pd-disaggregation"]
         for url in urls[:half]:
@@ -191,8 +210,8 @@ def command(name, options, work, ports, workers, pairs):
 class Proxy:
     """A running proxy that has answered a request."""
 
-    def __init__(self, name, options, children, ports, workers, pairs=False):
-        line, self.port = command(name, options, children.work, ports, workers, pairs)
+    def __init__(self, name, options, children, ports, workers, relay, pairs=False):
+        line, self.port = command(name, options, relay, children.work, ports, workers, pairs)
         self.name = name
         self.child = children.start(name, line, {options.proxy_core})
         self.cpu, self.resident_kib = self.child.cpu, self.child.resident_kib

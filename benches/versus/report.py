@@ -27,7 +27,7 @@ LOADS = [
 ]
 # What else than the first figure of a load gets a panel.
 PANELS = {("latency", "p99"), ("latency", "p999"), ("streams", "cpu_us")}
-COLOURS = {"corelane": "#1b7f5c", "haproxy": "#4c6ea8", "nginx": "#8a8f98", "smg": "#c2703d", "sglang-router": "#b0528c",
+COLOURS = {"corelane": "#1b7f5c", "floor": "#444a52", "haproxy": "#4c6ea8", "haproxy-headers": "#86a3d1", "nginx": "#8a8f98", "smg": "#c2703d", "sglang-router": "#b0528c",
            "vllm-router": "#a39134", "direct": "#c8ccd2"}
 
 
@@ -61,14 +61,14 @@ def table(rounds, base):
         lines.append(f"\n{load}: {title}; medians of {max(r['round'] for r in rounds if r['load'] == load) + 1} rounds, "
                      f"{'more' if more else 'less'} {heading} is better")
         heads = [heading, "least", "most", *(f"÷ {t}" for t in to), *(h for _, h, _ in figures[1:])]
-        lines.append(f"  {'':14}" + "".join(f"{h:>12}" for h in heads))
+        lines.append(f"  {'':15}" + "".join(f"{h:>12}" for h in heads))
         for name in names:
             v = values(rounds, load, name, key).values()
             cells = [f"{x:.{digits}f}" for x in (median(v), min(v), max(v))]
             ratios = (ratio(rounds, load, key, name, t) for t in to)
             cells += ["" if r is None else f"{r:.2f}" for r in ratios]
             cells += [f"{median(values(rounds, load, name, k).values()):.{d}f}" for k, _, d in figures[1:]]
-            lines.append(f"  {name:14}" + "".join(f"{c:>12}" for c in cells))
+            lines.append(f"  {name:15}" + "".join(f"{c:>12}" for c in cells))
         speeds = values(rounds, load, None, "probe_us").values()
         lines_ns = values(rounds, load, None, "line_ns").values()
         if lines_ns:
@@ -85,7 +85,7 @@ def label(x, y, words, size=12, anchor="start", colour="#222", weight="normal"):
 
 def panel(x, y, width, title, unit, rows, digits):
     """Bars of medians, with a line from the least to the most; rows are (name, values)."""
-    left, right, bar = 96, 58, 16
+    left, right, bar = 108, 58, 16
     span = width - left - right
     top = max(max(max(v) for _, v in rows), 1e-9)
     at = lambda v: x + left + span * max(v, 0) / top

@@ -6,6 +6,9 @@
     python3 benches/versus/run.py --peers smg,sglang-router --loads small,pairs
     python3 benches/versus/run.py --from target/versus/rounds.json
 
+floor is a relay that only copies bytes as they come: what a proxy that copies must at least pay. haproxy-headers is
+HAProxy with the header lines that corelane always writes.
+
 Every proxy gets one core, workers and load generators another (or several), and all take turns under the same load, in
 several rounds. A table is printed; rounds.json and picture.svg are written. Quote ratios of one run: absolute times
 depend on the machine and on its neighbours.
@@ -21,6 +24,8 @@ loads: small    small JSON requests                      CPU time a request
        pairs    small JSON, prefill and decode workers   CPU time a request (corelane, smg, sglang-router)"""
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -65,12 +70,12 @@ def among(known):
 
 def parsed(arguments):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--quick", action="store_true", help="two short rounds, few connections: under a minute; says little")
+    p.add_argument("--quick", action="store_true", help="two short rounds, few connections: little over a minute; says little")
     p.add_argument("--check", action="store_true", help="build what has to be built, tell what is found, measure nothing")
     p.add_argument("--from", dest="saved", nargs="+", metavar="FILE", help="measure nothing: table and picture of saved rounds")
     p.add_argument("--loads", type=among(ALL_LOADS), default=ALL_LOADS, metavar="NAME,…", help="default: all")
     p.add_argument("--proxies", type=among(proxies.PLAIN + proxies.PEERS), metavar="NAME,…",
-                   help="default: haproxy,nginx,corelane as far as they are found, and --peers")
+                   help=f"default: {','.join(proxies.PLAIN)} as far as they are found, and --peers")
     p.add_argument("--peers", type=among(proxies.PEERS), default=[], metavar="NAME,…",
                    help=f"gateways to install from PyPI and to compare: {', '.join(proxies.PEERS)}")
     p.add_argument("--install", action="store_true", help="apt-get what is missing of haproxy, nginx, wrk and a C compiler")
@@ -110,7 +115,8 @@ def parsed(arguments):
 def needed(options):
     """The programs of this run that are not there."""
     tools = ["cc"] + (["wrk"] if not set(options.loads) <= {"idle", "streams"} else [])
-    tools += [name for name in ("haproxy", "nginx") if name in (options.proxies or ("haproxy", "nginx"))]
+    asked = {proxies.PROGRAMS.get(name, name) for name in options.proxies or proxies.PLAIN}
+    tools += [name for name in ("haproxy", "nginx") if name in asked]
     return [name for name in tools if not proxies.tool(name)]
 
 
@@ -122,7 +128,7 @@ def chosen(options):
     for name in [n for n, v in versions.items() if not v]:
         how = (f"build it: cargo build --release --locked (looked at {options.corelane})" if name == "corelane" else
                f"--peers {name} installs it below {options.venv}" if name in proxies.PEERS else
-               f"apt-get install {proxies.PACKAGES[name]}, or --install")
+               f"apt-get install {proxies.PACKAGES[proxies.PROGRAMS.get(name, name)]}, or --install")
         if asked or name == "corelane":
             raise Failed(f"{name} is missing; {how}")
         print(f"without {name}, which is missing; {how}", file=sys.stderr)
@@ -135,13 +141,14 @@ def built(work):
     compiler = proxies.tool("cc")
     if not compiler:
         raise Failed("a C compiler (cc) is missing; apt-get install build-essential, or --install")
-    for name in ("worker", "load"):
+    parts = ("worker", "load", "relay")
+    for name in parts:
         done = subprocess.run([compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", work / name, HERE / f"{name}.c",
                                "-lm", "-pthread"],
                               capture_output=True, text=True, timeout=60)
         if done.returncode or done.stderr:
             raise Failed(f"{name}.c does not compile:\n{done.stderr}")
-    return {"worker": work / "worker", "load": work / "load", "wrk": proxies.tool("wrk")}
+    return {name: work / name for name in parts} | {"wrk": proxies.tool("wrk")}
 
 
 def machine():
@@ -155,24 +162,43 @@ def check(options, children, tools):
     for name in ("haproxy", "nginx", "wrk", "corelane", *proxies.PEERS):
         where = options.corelane if name == "corelane" else options.venv / name if name in proxies.PEERS else proxies.tool(name)
         found = proxies.version(name, options) if name != "wrk" else where and proxies.said([where, "-v"])
-        print(f"{name:14} {f'{found}  ({where})' if found else 'missing'}")
+        print(f"{name:15} {f'{found}  ({where})' if found else 'missing'}")
     bench = loads.Bench(options, children, proxies.Ports(options.ports), tools)
     options.seconds, options.warmup = 0.2, 0
     found = bench.paced(bench.workers.ports[0], 500)
     answered = sum(bench.workers.counted()["requests"])
     if found["failures"] or answered != found["measured"]:
         raise Failed(f"the workers answered {answered} requests, the load generator says {found}")
+    through = relayed(children, tools, bench)
     rounds = [{"load": "latency", "proxy": "direct", "round": 0, "failures": 0, "figures": {k: found[k] for k in ("p50", "p99", "p999")}
                | {"rate": 500}}]
     if "direct" not in report.table(rounds, options.base) or "</svg>" not in report.picture(rounds, ""):
         raise Failed("no report")
     print(f"worker and load work: {answered} requests straight to the workers, p50 {found['p50']:.0f} µs")
+    print(f"relay works: {through} bytes as they came to a client that was slow to read")
+
+
+def relayed(children, tools, bench):
+    """Has a request and an answer that fill all sockets on the way copied; gives how many bytes those were."""
+    relay = children.start("relay", [tools["relay"], 0, *bench.workers.ports], {bench.options.proxy_core}, piped=True)
+    body, answers = loads.body(f"answer_bytes={16 << 20} ", user="x" * (8 << 20)), []
+    for port in (bench.workers.ports[0], int(relay.line(5).split()[1])):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as c:
+            try:
+                c.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+                time.sleep(0.2)
+                answers.append(c.getresponse().read())
+            except (OSError, http.client.HTTPException) as e:
+                raise Failed(f"{'the relay' if answers else 'a worker'} did not answer: {e!r}") from None
+    if answers[0] != answers[1] or len(answers[0]) < 16 << 20:
+        raise Failed(f"{len(answers[0])} bytes came straight from a worker, {len(answers[1])} or others through the relay")
+    return len(body) + len(answers[1])
 
 
 def written(options, record):
     options.out.mkdir(parents=True, exist_ok=True)
     where, about = record["machine"], record["versions"]
-    line = f"{where['cpu']}, {where['cores']} cores, Linux {where['kernel']}; " + ", ".join(about.values())
+    line = f"{where['cpu']}, {where['cores']} cores, Linux {where['kernel']}; " + ", ".join(dict.fromkeys(about.values()))
     (options.out / "rounds.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (options.out / "picture.svg").write_text(report.picture(record["rounds"], line))
     print(line + report.table(record["rounds"], options.base))
