@@ -339,6 +339,8 @@ pub struct Config {
     pub cores: Vec<usize>,
     /// Core of the control thread; `None`: one that is no lane's, if there is one.
     pub control_core: Option<usize>,
+    /// How long a lane looks for work before it sleeps.
+    pub busy_poll: Duration,
     pub workers: Vec<WorkerSpec>,
     /// No worker need be given: they are added at run time.
     pub start_without_workers: bool,
@@ -499,6 +501,7 @@ impl Config {
             port: 0,
             cores: Vec::new(),
             control_core: None,
+            busy_poll: Duration::ZERO,
             workers: Vec::new(),
             start_without_workers: false,
             policy: Policy::CacheAware,

@@ -86,6 +86,9 @@ pub const HEAD_SIGHT_BYTES: usize = 4 * 1024;
 /// The same for what stands between two chunks: line ends, 16 digits, and some of the next chunk, which tells that it
 /// is there.
 pub const FRAME_SIGHT_BYTES: usize = 32;
+/// Longest time in microseconds that a lane may be told to look for work before it sleeps: far below its chores' 500 ms,
+/// so that an idle lane costs next to nothing.
+pub const MAX_BUSY_POLL_US: u64 = 1000;
 /// Locked memory that a lane's executor takes at its start.
 pub const LANE_LOCKED_BYTES: u64 = 512 * 1024;
 /// Entries of a lane's submission queue.

@@ -187,6 +187,7 @@ computed! {
     PoolIdle         Gauge     "corelane_upstream_idle"      []                    "Idle connections to workers that are kept. As of the last half second.";
     LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
     LaneCpu          Counter   "corelane_lane_cpu_seconds"   ["lane"]              "CPU time of the lane's thread, the kernel's part included; its rate is the share of the core that the lane uses. As of the last half second.";
+    LaneSpun         Counter   "corelane_lane_spun_seconds"  ["lane"]              "Part of the lane's CPU time in which it looked for work in vain, see `busy_poll_us`. As of the last half second.";
     LaneTasks        Gauge     "corelane_lane_tasks"         ["lane"]              "Tasks of the lane: one a connection and a few of its own. As of the last half second.";
     RingBatch        Histogram(Batch) "corelane_lane_ring_batch" ["lane"]          "Completions that one system call of the lane's ring brought. As of the last half second.";
     AccessLines      Counter   "corelane_access_log_lines"   ["result"]            "Lines of the access log by what became of them: `written`, or `failed` where they could not be.";

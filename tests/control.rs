@@ -961,6 +961,7 @@ fn the_exposition_is_well_formed_and_complete() {
     one.matched.observe(Scale::Share, 80);
     two.batches.observe(Scale::Batch, 3);
     two.cpu_us.set(1_500_000);
+    two.spun_us.set(250_000);
     shared.handover.joined(1);
 
     let text = page.text();
@@ -992,6 +993,7 @@ fn the_exposition_is_well_formed_and_complete() {
         (r#"corelane_lane_ring_batch_bucket{le="4.0",lane="1"}"#, 1.0),
         (r#"corelane_lane_ring_batch_count{lane="0"}"#, 0.0),
         (r#"corelane_lane_cpu_seconds_total{lane="1"}"#, 1.5),
+        (r#"corelane_lane_spun_seconds_total{lane="1"}"#, 0.25),
         ("corelane_panics_total", 0.0),
         (concat!(r#"corelane_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""}"#), 1.0),
     ] {

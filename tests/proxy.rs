@@ -13,6 +13,8 @@ mod auth;
 mod balance;
 #[path = "proxy/breaker.rs"]
 mod breaker;
+#[path = "proxy/busy_poll.rs"]
+mod busy_poll;
 #[path = "proxy/churn.rs"]
 mod churn;
 #[path = "proxy/clients.rs"]

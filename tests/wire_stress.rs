@@ -203,7 +203,15 @@ async fn abuse(bench: Rc<Bench>, to: SocketAddr, id: u32) {
     }
 }
 
+/// A lane that sleeps when it has nothing to do; or looks for so many microseconds first (WIRE_BUSY_US).
 fn on_lane<F: Future<Output = ()> + 'static>(
+    body: impl FnOnce(Rc<Ring>, Rc<Timers>, Rc<Pulse>, RingWire) -> F + Send + 'static,
+) {
+    on_looking_lane(std::env::var("WIRE_BUSY_US").ok().and_then(|s| s.parse().ok()).unwrap_or(0), body)
+}
+
+fn on_looking_lane<F: Future<Output = ()> + 'static>(
+    busy_poll_us: u64,
     body: impl FnOnce(Rc<Ring>, Rc<Timers>, Rc<Pulse>, RingWire) -> F + Send + 'static,
 ) {
     LocalExecutorBuilder::new(Placement::Unbound)
@@ -222,6 +230,8 @@ fn on_lane<F: Future<Output = ()> + 'static>(
                 pulse: pulse.clone(),
                 now_us,
                 epoch: Instant::now(),
+                busy_poll_us,
+                spun_us: Rc::default(),
                 late_wakes: late_wakes.clone(),
             };
             let queue = glommio::executor().current_task_queue();
@@ -317,6 +327,8 @@ fn a_panicking_task_ends_alone_and_gives_everything_back() {
                 pulse: pulse.clone(),
                 now_us,
                 epoch: Instant::now(),
+                busy_poll_us: 0,
+                spun_us: Rc::default(),
                 late_wakes: Rc::new(Cell::new(0)),
             };
             let queue = glommio::executor().current_task_queue();
@@ -443,4 +455,32 @@ fn an_end_that_comes_together_with_bytes_is_seen() {
             }
         }
     });
+}
+
+/// On a lane that would look for ten seconds before it sleeps, nothing else waits for them.
+#[test]
+fn a_looking_lane_minds_its_timers_its_sockets_and_its_end() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let started = Instant::now();
+    on_looking_lane(10_000_000, |ring, timers, _, _| async move {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        let to = tcp.local_addr().unwrap();
+        let listener = Listener::new(tcp.into(), &ring);
+        let mut peer = TcpStream::connect(to).unwrap();
+        let fd = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
+        let conn = corelane::lane::wire::socket::Socket::new(fd, &ring);
+        let timer = timers.timer();
+        for _ in 0..5 {
+            let (enters, before) = (ring.enters.get(), Instant::now());
+            assert!(within(&timer, 60_000, |cx| conn.poll_recv(cx)).await.is_none(), "the peer is silent");
+            assert!(before.elapsed() >= Duration::from_millis(60), "no earlier than asked");
+            let looks = ring.enters.get() - enters;
+            assert!(looks > 100, "{looks} looks in 60 ms");
+            peer.write_all(b"now").unwrap();
+            let chunk = within(&timer, 3_000_000, |cx| conn.poll_recv(cx)).await.expect("no timeout").unwrap();
+            assert_eq!(&*chunk, b"now");
+        }
+    });
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
 }

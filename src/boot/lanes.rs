@@ -131,12 +131,14 @@ async fn live(
         pulse: pulse.clone(),
         now_us,
         epoch: Instant::now(),
+        busy_poll_us: config.busy_poll.as_micros() as u64,
+        spun_us: Rc::default(),
         late_wakes: Rc::new(Cell::new(0)),
     };
-    let late_wakes = driver.late_wakes.clone();
+    let (late_wakes, spun_us) = (driver.late_wakes.clone(), driver.spun_us.clone());
     spawn(&pulse, data, door.clone().accept(Listener::new(listener.into(), &ring)));
     spawn_aside(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
-    spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes));
+    spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes, spun_us));
     shared.access.set_clock(index, 0);
     let _ = ready.send(Ok(()));
 
@@ -201,7 +203,13 @@ fn cpu_us() -> u64 {
 
 /// What a lane does now and then: old connections are closed, counters published, a beat counted. A lane whose tasks
 /// do not give way does not come here.
-async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, late_wakes: Rc<Cell<u64>>) {
+async fn do_chores(
+    lane: Rc<Lane<RingWire>>,
+    ring: Rc<Ring>,
+    pulse: Rc<Pulse>,
+    late_wakes: Rc<Cell<u64>>,
+    spun_us: Rc<Cell<u64>>,
+) {
     let timer = lane.timers.timer();
     let publish = |tally: Tally, value: u64| {
         let known = lane.tallies().get(tally);
@@ -224,7 +232,10 @@ async fn do_chores(lane: Rc<Lane<RingWire>>, ring: Rc<Ring>, pulse: Rc<Pulse>, l
         tallies.pipes_resting.set(lane.pipes.resting() as u64);
         tallies.pool_idle.set(lane.pool.len() as u64);
         tallies.tasks.set(pulse.alive() as u64);
-        tallies.cpu_us.set(cpu_us());
+        let cpu = cpu_us();
+        // The driver's clock also runs while the lane's thread has no core: no more is spun than is used.
+        tallies.spun_us.add(spun_us.take().min(cpu - tallies.cpu_us.get()));
+        tallies.cpu_us.set(cpu);
         tallies.batches.set(ring.batches.iter().map(Cell::get), ring.completions.get());
         lane.shared.access.set_clock(lane.index, timer.now_us());
         if lane.is_ending() {

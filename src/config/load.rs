@@ -731,7 +731,7 @@ mod tests {
         match row.kind {
             Kind::Address(_) => "::1".into(),
             Kind::Whole { min, .. } => (min + 6).to_string(),
-            Kind::Millis { min, .. } => (min + 1).to_string(),
+            Kind::Micros { min, .. } | Kind::Millis { min, .. } => (min + 1).to_string(),
             Kind::Seconds { min, .. } => (min + 0.5).to_string(),
             Kind::Ratio { max, .. } => (max / 2.0).to_string(),
             Kind::Bytes { max, .. } => if max < 1 << 30 { "128KiB" } else { "3GiB" }.into(),

@@ -6,6 +6,7 @@ use super::values::Kind;
 use super::{
     AccessFormat, AccessLog, Assignment, BalanceMode, ClientLeaves, Connector, Engine, HalfClose, Policy, Relay, Role,
 };
+use crate::limits::MAX_BUSY_POLL_US;
 
 /// The heading under which help and reference list an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -445,6 +446,17 @@ pub const OPTIONS: &[Row] = &[
         Kind::Core(|c, v| c.control_core = v),
         "auto",
         "Core of the control thread. auto: one that is no lane's, if there is one.",
+    )
+    .at_start(),
+    row(
+        Section::Cores,
+        "busy_poll_us",
+        Kind::Micros { min: 0, max: MAX_BUSY_POLL_US, set: |c, v| c.busy_poll = v },
+        "0",
+        "How long a lane that has run out of work keeps looking for more before it sleeps: what comes meanwhile waits \
+         for no wake-up, and CPU time pays for it. For lanes that share their cores with nobody. What is spent in vain is \
+         part of corelane_lane_cpu_seconds, and told apart as corelane_lane_spun_seconds; the page and `top` count it as \
+         idle. 0: it sleeps at once.",
     )
     .at_start(),
     row(

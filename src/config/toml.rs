@@ -143,6 +143,7 @@ fn scalar(kind: Kind, value: &Value) -> Option<String> {
     let number = matches!(
         kind,
         Kind::Whole { .. }
+            | Kind::Micros { .. }
             | Kind::Millis { .. }
             | Kind::Bytes { .. }
             | Kind::Seconds { .. }

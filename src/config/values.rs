@@ -18,6 +18,8 @@ pub enum Kind {
     Address(fn(&mut Config, IpAddr)),
     /// A whole number.
     Whole { min: u64, max: u64, set: fn(&mut Config, u64) },
+    /// A whole number of microseconds.
+    Micros { min: u64, max: u64, set: fn(&mut Config, Duration) },
     /// A whole number of milliseconds.
     Millis { min: u64, max: u64, set: fn(&mut Config, Duration) },
     /// Seconds, with or without a fraction.
@@ -74,6 +76,7 @@ impl Kind {
         match self {
             Kind::Address(_) => "an IP address such as 127.0.0.1, 0.0.0.0 or ::".into(),
             Kind::Whole { min, max, .. } => format!("a whole number from {min} to {max}"),
+            Kind::Micros { min, max, .. } => format!("whole microseconds from {min} to {max}"),
             Kind::Millis { min, max, .. } => format!("whole milliseconds from {min} to {max}"),
             Kind::Seconds { min, max, .. } => format!("seconds from {min} to {max}"),
             Kind::Bytes { min, max, .. } => {
@@ -102,6 +105,7 @@ impl Kind {
     pub fn range(&self) -> Option<String> {
         match self {
             Kind::Whole { min, max, .. } => Some(format!("{min} to {max}")),
+            Kind::Micros { min, max, .. } => Some(format!("{min} to {max} µs")),
             Kind::Millis { min, max, .. } => Some(format!("{min} to {max} ms")),
             Kind::Seconds { min, max, .. } => Some(format!("{min} to {max} s")),
             Kind::Bytes { min, max, .. } => Some(format!("{} to {}", size(*min), size(*max))),
@@ -126,6 +130,7 @@ impl Kind {
         match self {
             Kind::Address(_) => "ADDRESS",
             Kind::Whole { .. } => "N",
+            Kind::Micros { .. } => "US",
             Kind::Millis { .. } => "MS",
             Kind::Seconds { .. } => "SECS",
             Kind::Bytes { .. } => "SIZE",
@@ -148,6 +153,7 @@ impl Kind {
     /// The unit of the value, where it has one.
     pub const fn unit(&self) -> Option<&'static str> {
         match self {
+            Kind::Micros { .. } => Some("µs"),
             Kind::Millis { .. } => Some("ms"),
             Kind::Seconds { .. } => Some("s"),
             Kind::Bytes { .. } => Some("bytes"),
@@ -239,6 +245,11 @@ impl Kind {
             Kind::Whole { min, max, set } => {
                 let n = whole(text, *min, *max).map_err(|what| Wrong::new(what, give()))?;
                 set(config, n);
+                n.to_string()
+            }
+            Kind::Micros { min, max, set } => {
+                let n = whole(text, *min, *max).map_err(|what| Wrong::new(what, give()))?;
+                set(config, Duration::from_micros(n));
                 n.to_string()
             }
             Kind::Millis { min, max, set } => {

@@ -116,7 +116,7 @@ impl Source {
                 family.gauge(&["resting"], self.sum(|lane| lane.pipes_resting.get()) as i64)
             }
             Metric::PoolIdle => family.gauge(&[], self.sum(|lane| lane.pool_idle.get()) as i64),
-            Metric::LaneConnections | Metric::LaneCpu | Metric::LaneTasks | Metric::RingBatch => {
+            Metric::LaneConnections | Metric::LaneCpu | Metric::LaneSpun | Metric::LaneTasks | Metric::RingBatch => {
                 (0..self.lanes().len()).try_for_each(|lane| self.lane(metric, lane, family))
             }
             Metric::AccessLines => {
@@ -139,6 +139,7 @@ impl Source {
         let (lane, label) = (&self.lanes()[at], &*at.to_string());
         match metric {
             Metric::LaneCpu => family.seconds(&[label], lane.cpu_us.get()),
+            Metric::LaneSpun => family.seconds(&[label], lane.spun_us.get()),
             Metric::LaneTasks => family.gauge(&[label], lane.tasks.get() as i64),
             Metric::RingBatch => family.histogram(&[label], Scale::Batch, lane.batches.read()),
             _ => family.gauge(&[label], self.shared.handover.connections(at).into()),

@@ -51,6 +51,8 @@ pub struct Stats {
 pub struct LaneStats {
     /// CPU time of its thread in microseconds, as of the last half second.
     pub cpu_us: u64,
+    /// Part of it in which the lane looked for work in vain.
+    pub spun_us: u64,
     /// Client connections now.
     pub connections: u64,
     /// Finished requests.
@@ -194,6 +196,7 @@ impl Gauge {
         let by_status = |route| (0..STATUSES.len()).map(move |status| lane.requests(route, status)).sum::<u64>();
         LaneStats {
             cpu_us: lane.cpu_us.get(),
+            spun_us: lane.spun_us.get(),
             connections: self.shared.handover.connections(at).into(),
             requests: (0..=ROUTES.len()).map(by_status).sum(),
             tasks: lane.tasks.get(),

@@ -148,6 +148,8 @@ pub struct Lane {
     pub beats: Counter,
     /// CPU time of the lane's thread in microseconds.
     pub cpu_us: Counter,
+    /// Part of it in which the lane looked for work in vain.
+    pub spun_us: Counter,
     /// Tasks of the lane.
     pub tasks: Counter,
     /// Idle connections to workers.
@@ -173,6 +175,7 @@ impl Lane {
             batches: Histogram::default(),
             beats: Counter::default(),
             cpu_us: Counter::default(),
+            spun_us: Counter::default(),
             tasks: Counter::default(),
             pool_idle: Counter::default(),
             pipes_used: Counter::default(),

@@ -198,7 +198,7 @@ impl Change<'_> {
         let row = |at: usize| {
             let lane = self.now.lanes[at];
             let of = |pick: fn(&LaneStats) -> u64| self.rate(|s| s.lanes.get(at).map_or(0, pick));
-            let busy = of(|lane| lane.cpu_us).map(|us| (us / 1e6).min(1.0));
+            let busy = of(|lane| lane.cpu_us.saturating_sub(lane.spun_us)).map(|us| (us / 1e6).min(1.0));
             let requests = rate(of(|lane| lane.requests));
             vec![at.to_string(), share(busy), whole(lane.connections), requests, whole(lane.tasks)]
         };

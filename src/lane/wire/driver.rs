@@ -1,7 +1,8 @@
 //! The one place where a lane waits.
 //!
 //! Takes the ring, the timers and the pulse; gives wake-ups. Blocks in the kernel only when a whole yield
-//! cycle ran no task, and then no longer than the next timer.
+//! cycle ran no task and, where it is told to, looking for more in vain took as long as it may; and then no longer
+//! than the next timer. A look is a whole turn that does not block: clock, timers, bell and end are minded as ever.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,7 +27,11 @@ pub struct Driver {
     pub now_us: Rc<Cell<u64>>,
     /// Where the clock stood at 0.
     pub epoch: Instant,
-    /// Sleeps that timed out although a task was runnable.
+    /// Microseconds that the lane goes on looking, after its last task ran, before it sleeps; 0: none.
+    pub busy_poll_us: u64,
+    /// Microseconds that went by between looks that brought nothing.
+    pub spun_us: Rc<Cell<u64>>,
+    /// Sleeps that timed out, and looks that brought nothing, although a task was runnable.
     pub late_wakes: Rc<Cell<u64>>,
 }
 
@@ -35,20 +40,31 @@ impl Driver {
     pub async fn drive(&self, ended: impl Fn() -> bool) {
         let mut woken: Vec<Waker> = Vec::with_capacity(256);
         let mut quiet = false;
+        // The clock at the first look since a task ran.
+        let mut looks_since: Option<u64> = None;
         while !ended() {
-            let wait = quiet.then(|| {
+            let was = self.now_us.get();
+            let looks = quiet && self.busy_poll_us > 0 && looks_since.is_none_or(|us| was - us < self.busy_poll_us);
+            let wait = (quiet && !looks).then(|| {
                 self.timers.next_us().map_or(LONGEST_SLEEP, |us| Duration::from_micros(us).min(LONGEST_SLEEP))
             });
             self.ring.turn(wait, &mut woken);
             let now = self.epoch.elapsed().as_micros() as u64;
             self.now_us.set(now);
             self.timers.advance(now, &mut woken);
-            let slept_in_vain = quiet && woken.is_empty();
+            let in_vain = quiet && woken.is_empty();
+            if looks {
+                if in_vain && looks_since.is_some() {
+                    self.spun_us.set(self.spun_us.get() + (now - was));
+                }
+                looks_since.get_or_insert(now);
+            }
             woken.drain(..).for_each(Waker::wake);
             let before = self.pulse.polls();
             quiet = self.run_tasks().await;
-            if slept_in_vain && self.pulse.polls() != before {
-                self.late_wakes.set(self.late_wakes.get() + 1);
+            if self.pulse.polls() != before {
+                looks_since = None;
+                self.late_wakes.set(self.late_wakes.get() + in_vain as u64);
             }
         }
     }
