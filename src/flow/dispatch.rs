@@ -2,7 +2,8 @@
 //!
 //! Takes what is to be sent and a worker, gives the live connection with the answer's head and the first bytes behind
 //! it. Never sends a request twice but in one case: a pooled connection that turns out dead before it said
-//! anything, at once. What is not held of the body follows as it comes (`upload`). Never keeps a worker busy for a client that has left, where it is given one to watch.
+//! anything, at once. Never keeps a worker busy for a client that has left, where it is given one to watch. What is
+//! not held of the body follows as it comes (`upload`).
 
 pub mod patch;
 mod upload;
