@@ -249,9 +249,11 @@ impl<W: Wire> Flow<W> {
             let parcel = || dispatch::parcel(lane, client, request, to, patch);
             let pause = match dispatch::dispatch(lane, Some(client), leg, head, parcel).await {
                 Ok(answer) => {
-                    // Who answers early gets no more of the body, and then nobody can tell where the next request begins.
-                    request.keep_alive.set(request.keep_alive.get() && request.is_whole());
-                    let Some(pause) = self.after_answer(request, guard.slot(), &answer) else { break (guard, answer) };
+                    let Some(pause) = self.after_answer(request, guard.slot(), &answer) else {
+                        // Who answers early gets no more of the body, and nobody knows where the next request begins.
+                        request.keep_alive.set(request.keep_alive.get() && request.is_whole());
+                        break (guard, answer);
+                    };
                     settle::leg(lane, to, None, Ok(answer.head.status));
                     drop((guard, answer));
                     pause

@@ -73,7 +73,8 @@ pub const SPLICE_BYTES: usize = 32 * 1024;
 /// The same for a chunk: its line has to be looked for, and received, apart from it.
 pub const SPLICE_CHUNK_BYTES: u64 = 48 * 1024;
 /// Rest of a request's body, on a route whose bodies nobody looks into, from which on it is not held but follows the
-/// request to its worker. What is shorter is held, so that the request can be tried again.
+/// request to its worker (with `relay = "splice"`: [`SPLICE_BYTES`]). What is shorter is held, so that the request can be
+/// tried again and needs no connection of its own.
 pub const UPLOAD_BYTES: usize = 1024 * 1024;
 /// Least that a pipe must hold to be of use: what pipes hold by default.
 pub const PIPE_BYTES: usize = 64 * 1024;

@@ -183,7 +183,7 @@ computed! {
     PrefixOwners     Gauge     "corelane_prefix_owners"      []                    "Workers noted at nodes of the prefix trees.";
     PrefixTrims      Counter   "corelane_prefix_trims"       []                    "Nodes that were forgotten, for age, for want of memory, or because nobody owned them any more.";
     PrefixMerges     Counter   "corelane_prefix_merges"      []                    "Nodes that were merged with their only child.";
-    Pipes            Gauge     "corelane_pipes"              ["state"]             "Pipes of the lanes: `used`, by an answer that is being spliced, or `resting`. As of the last half second.";
+    Pipes            Gauge     "corelane_pipes"              ["state"]             "Pipes of the lanes: `used`, by an answer or a body that is being spliced, or `resting`. As of the last half second.";
     PoolIdle         Gauge     "corelane_upstream_idle"      []                    "Idle connections to workers that are kept. As of the last half second.";
     LaneConnections  Gauge     "corelane_lane_connections"   ["lane"]              "Client connections by lane.";
     LaneCpu          Counter   "corelane_lane_cpu_seconds"   ["lane"]              "CPU time of the lane's thread, the kernel's part included; its rate is the share of the core that the lane uses. As of the last half second.";
@@ -234,7 +234,7 @@ lane_counters! {
     Cuts                "corelane_streams_cut"         ""                          "Answers cut because the worker's side broke.";
     ClientsLeft         "corelane_clients_left"        ""                          "Requests whose client left before the answer was complete.";
     Panics              "corelane_panics"              ""                          "Panics caught; each ended one connection.";
-    LateWakes           "corelane_late_wakes"          ""                          "Times a lane slept with runnable work; stays 0.";
+    LateWakes           "corelane_late_wakes"          ""                          "Times a lane slept, or looked for work in vain, with a task that could run; stays 0.";
     Unconditional       "corelane_reserve_unconditional" ""                        "Reservations that gave up comparing and took what they had.";
     DecisionHit         "corelane_cache_decisions"     r#"reason="hit""#           "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode), shed (its owners are, for what their engines say of their load), uneven (use of the engines' KV caches).";
     DecisionSpill       "corelane_cache_decisions"     r#"reason="spill""#         "Decisions of cache_aware: hit (an owner of the prefix), spill (its owners are overloaded), miss (nobody has enough of it), short (no whole block), imbalanced (the fleet is, in fleet mode), shed (its owners are, for what their engines say of their load), uneven (use of the engines' KV caches).";

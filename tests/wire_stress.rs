@@ -203,13 +203,14 @@ async fn abuse(bench: Rc<Bench>, to: SocketAddr, id: u32) {
     }
 }
 
-/// A lane that sleeps when it has nothing to do; or looks for so many microseconds first (WIRE_BUSY_US).
+/// A lane that sleeps when it has nothing to do.
 fn on_lane<F: Future<Output = ()> + 'static>(
     body: impl FnOnce(Rc<Ring>, Rc<Timers>, Rc<Pulse>, RingWire) -> F + Send + 'static,
 ) {
-    on_looking_lane(std::env::var("WIRE_BUSY_US").ok().and_then(|s| s.parse().ok()).unwrap_or(0), body)
+    on_looking_lane(0, body)
 }
 
+/// One that looks for work for a while before it does.
 fn on_looking_lane<F: Future<Output = ()> + 'static>(
     busy_poll_us: u64,
     body: impl FnOnce(Rc<Ring>, Rc<Timers>, Rc<Pulse>, RingWire) -> F + Send + 'static,
@@ -266,9 +267,10 @@ fn abused_operations_leak_nothing_and_mix_nothing_up() {
     let executors = before.len() - bare.len();
     let operations = Arc::new(AtomicUsize::new(0));
     let counted = operations.clone();
-    on_lane(move |ring, timers, pulse, wire| async move {
-        let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-        println!("WIRE_SEED={seed}");
+    let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("WIRE_SEED={seed}");
+    // By the seed, the lane sleeps at once or looks for work before it does.
+    on_looking_lane(seed % 2 * 50, move |ring, timers, pulse, wire| async move {
         let bench = Rc::new(Bench {
             wire,
             timers: timers.clone(),

@@ -6,8 +6,8 @@
     python3 benches/versus/run.py --peers smg,sglang-router --loads small,pairs
     python3 benches/versus/run.py --from target/versus/rounds.json
 
-floor is a relay that only copies bytes as they come: what a proxy that copies must at least pay. haproxy-headers is
-HAProxy with the header lines that corelane always writes.
+floor is a relay that only copies: what a proxy pays that receives and sends each piece as it comes. haproxy-headers is
+HAProxy with the header lines that corelane writes where a client sent none.
 
 Every proxy gets one core, workers and load generators another (or several), and all take turns under the same load, in
 several rounds. A table is printed; rounds.json and picture.svg are written. Quote ratios of one run: absolute times

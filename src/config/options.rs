@@ -605,24 +605,24 @@ pub const OPTIONS: &[Row] = &[
         "auto",
         "How answers pass. auto: what is known to be large is moved within the kernel by splice(2), small pieces are \
          copied. splice: all payload is moved by the kernel, which costs more than copying where chunks are small. copy: \
-         everything is copied. It is also about bodies of requests on extra_routes, into which nobody looks: one of which \
-         more than 1 MiB is still to come (splice: any rest; copy: none) is not held but follows to the worker as it \
-         comes, and cannot be tried at another one when a part of it is gone.",
+         everything is copied. So it is with bodies of requests on extra_routes, into which nobody looks: one with a \
+         Content-Length, of which 1 MiB or more (splice: 32 KiB; copy: never) is still to come, is not held but follows as \
+         it comes, on a new connection to the worker, and is not tried at another one when a part of it is gone.",
     ),
     row(
         Section::Relaying,
         "pipes_per_lane",
         Kind::Whole { min: 0, max: 65536, set: |c, v| c.pipes_per_lane = v as usize },
         "64",
-        "Pipes that a lane splices through at most; each has two descriptors, and one answer has it while bytes are on \
-         their way. Answers that get none are copied.",
+        "Pipes that a lane splices through at most; each has two descriptors, and one answer or body has it while bytes are \
+         on their way. What gets none is copied.",
     ),
     row(
         Section::Relaying,
         "pipe_size",
         Kind::Bytes { min: 64 * KIB, max: 64 * MIB, set: |c, v| c.pipe_bytes = v as usize },
         "1MiB",
-        "What a pipe may hold: how far a worker may be ahead of its client. The kernel's limits count \
+        "What a pipe may hold: how far a worker may be ahead of its client, or a client of its worker. The kernel's limits count \
          (fs.pipe-max-size, fs.pipe-user-pages-soft); where it allows less, pipes are smaller.",
     )
     .at_start(),

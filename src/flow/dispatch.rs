@@ -244,6 +244,11 @@ impl<'a, W: Wire> Sending<'a, W> {
         self.rest[0].is_none() && self.upload.is_none()
     }
 
+    /// Whether it is the client that is waited for, whose body follows.
+    fn awaits_client(&self) -> bool {
+        self.upload.as_ref().is_some_and(|upload| upload.awaits_client())
+    }
+
     /// Moves on; never waits for more than the next piece.
     ///
     /// # Errors
@@ -262,9 +267,11 @@ impl<'a, W: Wire> Sending<'a, W> {
             }
         }
         let Some(upload) = &mut self.upload else { return Ok(()) };
-        match upload.poll(lane, conn, cx) {
+        let ended = upload.poll(lane, conn, cx);
+        self.last_us = self.last_us.max(upload.poured_us());
+        match ended {
             Poll::Pending => {}
-            Poll::Ready(Ok(())) => (self.upload, self.last_us) = (None, lane.wire.now_us()),
+            Poll::Ready(Ok(())) => self.upload = None,
             Poll::Ready(Err(Stopped::Worker)) => self.fail(),
             Poll::Ready(Err(Stopped::Client(what))) => return Err(what),
         }
@@ -328,7 +335,7 @@ async fn exchange<W: Wire>(
                 return Poll::Ready(Event::Bytes(got));
             }
             // Who is being read from is watched by that.
-            let watched = client.filter(|_| !sending.upload.as_ref().is_some_and(|upload| upload.awaits_client()));
+            let watched = client.filter(|_| !sending.awaits_client());
             if let Some(what) = pointless(lane, watched, cx) {
                 return Poll::Ready(Event::Pointless(what));
             }
@@ -337,10 +344,9 @@ async fn exchange<W: Wire>(
         .await;
         let mut chunk = match event {
             Event::Pointless(what) => return Err(what.into()),
-            Event::Late if lane.wire.now_us() < leg.deadline_us => {
-                let upload = sending.upload.is_some();
-                return Err(if upload { What::BodyTimeout } else { What::FirstByteTimeout }.into());
-            }
+            // The worker is not to blame for a client that did not send.
+            Event::Late if sending.awaits_client() => return Err(What::BodyTimeout.into()),
+            Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {

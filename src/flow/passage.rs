@@ -181,6 +181,7 @@ impl Kept {
 pub struct Unread {
     left: Cell<u64>,
     taken: Cell<u64>,
+    whole_us: Cell<u64>,
 }
 
 impl Unread {
@@ -188,6 +189,7 @@ impl Unread {
     pub fn expect(&self, bytes: u64) {
         self.left.set(bytes);
         self.taken.set(0);
+        self.whole_us.set(0);
     }
 
     /// Bytes that the client has yet to send.
@@ -195,13 +197,21 @@ impl Unread {
         self.left.get()
     }
 
-    /// So much was taken from the client, and will not come again.
+    /// So much was taken from the client at this time, and will not come again.
     ///
     /// # Panics
     /// When it is more than was left: a bug of ours.
-    pub fn take(&self, bytes: u64) {
+    pub fn take(&self, bytes: u64, now_us: u64) {
         self.left.set(self.left.get().checked_sub(bytes).expect("no more is taken than is left"));
         self.taken.set(self.taken.get() + bytes);
+        if self.left.get() == 0 {
+            self.whole_us.set(now_us);
+        }
+    }
+
+    /// Clock when the last of it was taken; 0 before, and where there was nothing.
+    pub fn whole_us(&self) -> u64 {
+        self.whole_us.get()
     }
 
     /// Bytes that were taken from the client. If there are any, no other worker can be sent the same.
@@ -242,7 +252,7 @@ pub struct Request {
     pub peer: SocketAddr,
     /// Clock when the head was complete; 0 before.
     pub head_us: u64,
-    /// Clock when the body was complete and read; 0 before.
+    /// Clock when all of the body that is held was there and read; 0 before.
     pub body_us: u64,
     /// Time in the queue of the admission, in microseconds.
     pub queued_us: Cell<u64>,

@@ -1,8 +1,9 @@
 //! Receive: a client's bytes become a request.
 //!
-//! Takes a connection and its first bytes, gives head, whole body and what inspection found in it as it
+//! Takes a connection and its first bytes, gives head, body and what inspection found in it as it
 //! arrived. Never holds a buffer while nothing has arrived; never accepts more than the limits say; each
-//! deadline runs only while the client is waited for. Large bodies that nobody looks into are left to dispatch.
+//! deadline runs only while the client is waited for. Large bodies that nobody looks into are left to dispatch, but for those
+//! in chunks.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -16,7 +17,7 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::limits::{
     BODY_TURN_BYTES, CHUNK_FRAMING_FACTOR, MAX_CHUNK_EXTENSION_BYTES, MAX_CHUNK_FRAMING_BYTES, RECV_BUFFER_BYTES,
-    UPLOAD_BYTES,
+    SPLICE_BYTES, UPLOAD_BYTES,
 };
 use crate::metrics::Tally;
 use crate::shared::roster::ROLES;
@@ -74,7 +75,7 @@ async fn more<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, late: What) -> 
     Ok(chunk)
 }
 
-/// Reads one request whole.
+/// Reads one request, but for what is to follow it.
 pub async fn receive<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
@@ -261,6 +262,7 @@ async fn read_length<W: Wire>(
     if follows(request, missing) {
         invite(lane, client, request).await?;
         request.unread.expect(missing as u64);
+        client.conn.set_lazy(true);
         return request.inspector.feed(&request.input[request.head_len..]);
     }
     if length as u64 > request.config.body_memory_bytes {
@@ -293,13 +295,13 @@ async fn read_length<W: Wire>(
     Ok(())
 }
 
-/// Whether so much of a body is not held, but follows the request to the worker that is chosen without it: where nobody
-/// looks into it, and there is enough of it to be moved by the kernel.
+/// Whether so much of a body with a length is not held, but follows the request to the worker that is chosen without it:
+/// where nobody looks into it, and there is enough of it to be moved by the kernel.
 fn follows(request: &Request, missing: usize) -> bool {
     let least = match request.config.relay {
         Relay::Copy => return false,
         Relay::Auto => UPLOAD_BYTES,
-        Relay::Splice => 1,
+        Relay::Splice => SPLICE_BYTES,
     };
     request.extra.is_some() && missing >= least
 }

@@ -117,7 +117,7 @@ fn record<W: Wire>(lane: &Lane<W>, request: &Request, status: u16, fault: Option
         bytes_in: request.input.len() as u64 + request.unread.taken(),
         bytes_out: request.sent.get(),
         head_us: since(request.head_us, begun),
-        body_us: since(request.body_us, request.head_us),
+        body_us: since(request.body_us.max(request.unread.whole_us()), request.head_us),
         queue_us: request.queued_us.get(),
         upstream_us: clock(request.answered_us.get()).and_then(|at| since(at, request.routed_us.get())),
         total_us: lane.wire.now_us().saturating_sub(begun),

@@ -1,6 +1,6 @@
-//! Pipes that bytes of answers are moved through, one lane's own.
+//! Pipes that bytes of answers and bodies are moved through, one lane's own.
 //!
-//! Takes a cap, gives pipes while there are any. Never gives a pipe that holds bytes of another answer: one that is
+//! Takes a cap, gives pipes while there are any. Never gives a pipe that holds bytes of somebody else's: one that is
 //! not empty at the end is closed.
 
 use std::cell::{Cell, RefCell};
@@ -33,13 +33,13 @@ impl<P: Pipe> Pipes<P> {
         Some(Taken { pipe: Some(pipe), pipes: self })
     }
 
-    /// From now on at most `cap`; those in use stay until their answers end.
+    /// From now on at most `cap`; those in use stay until they are given back.
     pub fn limit(&self, cap: usize) {
         self.cap.set(cap);
         self.resting.borrow_mut().truncate(cap);
     }
 
-    /// Pipes that answers have.
+    /// Pipes in use.
     pub fn used(&self) -> usize {
         self.used.get()
     }

@@ -48,11 +48,12 @@ pub struct Record {
     pub bytes_out: u64,
     /// From the first byte to the end of the head.
     pub head_us: Option<u64>,
-    /// From there to the end of the body.
+    /// From there to the end of the body, or of what was held of one that did not end.
     pub body_us: Option<u64>,
     /// In the queue of the admission; 0 when it did not have to wait.
     pub queue_us: u64,
-    /// From the last choice of a worker to the first byte for the client.
+    /// From the last choice of a worker to the first byte for the client; the client's sending of a body that is not held is
+    /// part of it.
     pub upstream_us: Option<u64>,
     /// From the first byte to the end of the answer.
     pub total_us: u64,

@@ -154,9 +154,9 @@ pub struct Lane {
     pub tasks: Counter,
     /// Idle connections to workers.
     pub pool_idle: Counter,
-    /// Pipes that answers have at the moment.
+    /// Pipes in use at the moment.
     pub pipes_used: Counter,
-    /// Pipes that wait for an answer.
+    /// Pipes that wait to be used.
     pub pipes_resting: Counter,
 }
 

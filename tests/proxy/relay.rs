@@ -4,7 +4,7 @@
 //! the request asks for.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use corelane::fault::What;
 use corelane::metrics::Tally;
 use serde::{Deserialize, Serialize};
 
-use crate::rig::{Answer, End, Http, config, in_flight, post, start, tally_of, until};
+use crate::rig::{Answer, End, Http, config, in_flight, post, serve_each, start, tally_of, until};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Framing {
@@ -91,17 +91,9 @@ struct Worker {
 
 impl Worker {
     fn start() -> Worker {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let worker = Worker { address: listener.local_addr().unwrap(), seen: Arc::default() };
-        let seen = worker.seen.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (seen, stream) = (seen.clone(), stream.unwrap());
-                stream.set_nodelay(true).unwrap();
-                std::thread::spawn(move || serve(stream, &seen));
-            }
-        });
-        worker
+        let seen = Arc::<Seen>::default();
+        let noted = seen.clone();
+        Worker { address: serve_each(move |stream| serve(stream, &noted)), seen }
     }
 
     fn connections(&self) -> usize {

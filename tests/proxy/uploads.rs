@@ -14,8 +14,9 @@ use corelane::config::{Config, ExtraRoute, Relay, WorkerSpec};
 use corelane::fault::What;
 use corelane::metrics::Tally;
 use corelane::mock::fnv1a64;
+use corelane::shared::drain::Phase;
 
-use crate::rig::{Http, config, in_flight, request, start, tally_of, until};
+use crate::rig::{Http, config, in_flight, request, serve_each, start, tally_of, until};
 
 const MIB: usize = 1 << 20;
 
@@ -36,16 +37,12 @@ struct Worker {
 
 impl Worker {
     fn start() -> Worker {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let worker = Worker { address: listener.local_addr().unwrap(), seen: Arc::default() };
-        let seen = worker.seen.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (seen, stream) = (seen.clone(), stream.unwrap());
-                std::thread::spawn(move || serve(stream, &seen));
-            }
-        });
-        worker
+        let seen = Arc::<Seen>::default();
+        let noted = seen.clone();
+        let served = move |stream| {
+            serve(stream, &noted);
+        };
+        Worker { address: serve_each(served), seen }
     }
 
     fn bytes(&self) -> usize {
@@ -84,6 +81,10 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                 match what {
                     "early" => {
                         let answer = b"HTTP/1.1 413 Too Much\r\nContent-Length: 4\r\n\r\nstop";
+                        stream.write_all(answer).ok()?;
+                    }
+                    "busy" if seen.requests.load(SeqCst) == 1 => {
+                        let answer = b"HTTP/1.1 503 Later\r\nContent-Length: 5\r\n\r\nlater";
                         stream.write_all(answer).ok()?;
                     }
                     "interim" => stream.write_all(b"HTTP/1.1 102 Processing\r\n\r\n").ok()?,
@@ -146,7 +147,7 @@ fn told(body: &[u8]) -> String {
     format!("{} {:016x}", body.len(), fnv1a64(body))
 }
 
-fn spliced(gateway: &Gateway) -> (u64, u64) {
+fn uploaded(gateway: &Gateway) -> (u64, u64) {
     (tally_of(gateway, Tally::UploadCopied), tally_of(gateway, Tally::UploadSpliced))
 }
 
@@ -182,7 +183,7 @@ fn large_bodies_pass_unheld_and_exact() {
             sum += if len >= MIB { len as u64 } else { 0 };
         }
         settles(&gateway);
-        let (copied, moved) = spliced(&gateway);
+        let (copied, moved) = uploaded(&gateway);
         println!("{pipes} pipes: {copied} copied, {moved} moved of {sum}");
         // What came with the heads was in memory by then.
         assert!(copied + moved <= sum && copied + moved > sum - 256 * 1024);
@@ -203,13 +204,13 @@ fn the_relay_option_says_what_is_held() {
     http.send(&bytes[..2000]);
     until("the head is there", || worker.seen.requests.load(SeqCst) == 1);
     assert_eq!(http.send(&bytes[2000..]).answer().expect(200).text(), told(&body));
-    let (copied, moved) = spliced(&fast);
+    let (copied, moved) = uploaded(&fast);
     assert_eq!(copied + moved, bytes.len() as u64 - 2000);
     let plain = gateway(&[worker.address], Relay::Copy, |c| c.body_memory_bytes = 64 << 20);
     let mut http = Http::connect(plain.address());
     let body = self::body(3 * MIB);
     assert_eq!(http.ask("POST", "/up/whole", &[], &body).expect(200).text(), told(&body));
-    assert_eq!(spliced(&plain), (0, 0));
+    assert_eq!(uploaded(&plain), (0, 0));
 }
 
 #[test]
@@ -297,6 +298,76 @@ fn a_worker_that_cannot_be_reached_is_replaced() {
     settles(&gateway);
 }
 
+/// So can one that a worker refuses before anything was taken; the client's connection serves on.
+#[test]
+fn a_refusal_before_the_body_is_tried_elsewhere() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let body = body(4 * MIB);
+    let bytes = request("POST", "/up/busy-0", &[], &body);
+    let mut http = Http::connect(gateway.address());
+    http.send(&bytes[..bytes.len() - body.len()]);
+    until("it was tried again", || worker.seen.requests.load(SeqCst) == 2);
+    let answer = http.send(&bytes[bytes.len() - body.len()..]).answer().expect(200);
+    assert_eq!((answer.text(), answer.header("connection")), (told(&body), None));
+    assert_eq!(http.ask("GET", "/up/whole", &[], b"").expect(200).text(), told(b""));
+    assert_eq!(tally_of(&gateway, Tally::Retries), 1);
+    settles(&gateway);
+}
+
+/// One pipe, and an upload that keeps it: the next is received and sent, and gets the pipe when it is free.
+#[test]
+fn a_pipe_is_asked_for_again() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.pipes_per_lane = 1);
+    let mut stuck = Http::connect(gateway.address());
+    stuck.stream.set_nonblocking(true).unwrap();
+    let stops = request("POST", "/up/stops-0", &[], &body(64 * MIB));
+    let mut sent = 0;
+    let mut quiet = 0;
+    while quiet < 100 {
+        match stuck.stream.write(&stops[sent..]) {
+            Ok(n) => (sent, quiet) = (sent + n, 0),
+            Err(_) => quiet += 1,
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(sent < stops.len());
+    let (copied, moved) = uploaded(&gateway);
+    let body = body(24 * MIB);
+    let bytes = request("POST", "/up/whole", &[], &body);
+    let mut http = Http::connect(gateway.address());
+    http.send(&bytes[..4 * MIB]);
+    until("it is copied", || uploaded(&gateway).0 > copied + 3 * MIB as u64);
+    assert_eq!(uploaded(&gateway).1, moved);
+    stuck.reset();
+    until("the pipe is free", || in_flight(&gateway) == 1);
+    assert_eq!(http.send(&bytes[4 * MIB..]).answer().expect(200).text(), told(&body));
+    assert!(uploaded(&gateway).1 > moved + 10 * MIB as u64);
+    settles(&gateway);
+}
+
+/// The gateway ends while a body is on its way: what is under way has the time that a drain gives it.
+#[test]
+fn a_drain_waits_for_uploads() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.shutdown_grace = Duration::from_secs(20));
+    let body = body(8 * MIB);
+    let bytes = request("POST", "/up/whole", &[], &body);
+    let mut http = Http::connect(gateway.address());
+    http.send(&bytes[..3 * MIB]);
+    until("it is on its way", || worker.bytes() > 2 * MIB);
+    let shared = gateway.shared();
+    let rest = bytes[3 * MIB..].to_vec();
+    let ends = std::thread::spawn(move || {
+        until("it drains", || shared.drain.phase() == Phase::Draining);
+        http.send(&rest).answer().expect(200)
+    });
+    assert!(gateway.drain(), "something was cut");
+    let answer = ends.join().unwrap();
+    assert_eq!((answer.text(), answer.header("connection")), (told(&body), Some("close")));
+}
+
 /// A client that leaves or falls silent is nobody's fault but its own: the worker's connection ends, its breaker does
 /// not hear of it.
 #[test]
@@ -304,6 +375,7 @@ fn clients_that_stop_sending_end_their_upload() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Auto, |c| {
         c.body_timeout = Duration::from_millis(300);
+        c.request_timeout = Duration::from_secs(2);
         c.breaker.failures = 1;
     });
     let bytes = request("POST", "/up/whole", &[], &body(8 * MIB));
@@ -317,8 +389,17 @@ fn clients_that_stop_sending_end_their_upload() {
     silent.expect_closed();
     until("the worker's connection is closed", || worker.cut() == 2);
     settles(&gateway);
+    // Nor of one that sends a byte now and then until the time for its request is over.
+    let mut trickles = Http::connect(gateway.address());
+    trickles.send(&bytes[..3 * MIB]);
+    let early = until("its time is over", || {
+        trickles.send(b"x");
+        worker.cut() == 3
+    });
+    assert!(early > Duration::from_millis(500));
+    trickles.answer().expect_error(408, "body_timeout");
     let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
-    assert_eq!((faults(What::ClientGone), faults(What::BodyTimeout)), (1, 1));
+    assert_eq!((faults(What::ClientGone), faults(What::BodyTimeout), faults(What::RequestTimeout)), (1, 2, 0));
     let whole = body(2 * MIB);
     let mut http = Http::connect(gateway.address());
     assert_eq!(http.ask("POST", "/up/whole", &[], &whole).expect(200).text(), told(&whole));

@@ -4,7 +4,7 @@
 //! time for something to happen.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use corelane::boot::Gateway;
@@ -116,6 +116,20 @@ impl Rig {
         let page = Http::connect(self.gateway.admin()).ask("GET", "/metrics", &[], b"").text();
         page.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
+}
+
+/// A worker written by hand: each of its connections is served on a thread of its own.
+pub fn serve_each(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (serve, stream) = (serve.clone(), stream.unwrap());
+            stream.set_nodelay(true).unwrap();
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
 }
 
 pub fn in_flight(gateway: &Gateway) -> u32 {

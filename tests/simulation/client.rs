@@ -149,7 +149,10 @@ impl Ask {
         if route.has_body() {
             ask.streams = route.generates() && world.once_in(2);
             ask.logprobs = route == Route::Generate && !ask.streams && world.once_in(2);
-            let most = world.one(&[50, 300, 300, 2_000, 20_000, 40_000, 90_000]);
+            let most = match route {
+                Route::Upload => world.one(&[300, 90_000, 90_000]),
+                _ => world.one(&[50, 300, 300, 2_000, 20_000, 40_000, 90_000]),
+            };
             let prompt = format!("{token:>4} ") + &"what is it? ".repeat(world.roll(0, most / 12 + 1) as usize);
             let value = match route {
                 Route::Chat => format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#),

@@ -115,7 +115,7 @@ fn pipe_pages(host: &Host, plan: &Plan) -> Option<Finding> {
         return Some(Finding::ok(check, seen + why));
     }
     let fit = soft * PAGE / (plan.lanes.len() as u64 * PIPE_BYTES as u64);
-    Some(Finding::warning(check, seen + ": beyond it large answers are copied, or spliced through smaller pipes").fix(
+    Some(Finding::warning(check, seen + ": beyond it what is large is copied, or spliced through smaller pipes").fix(
         format!(
             "sudo sysctl -w fs.pipe-user-pages-soft={needed} (or --pipes-per-lane {} --pipe-size 64KiB)",
             fit.min(plan.config.pipes_per_lane as u64)

@@ -12,7 +12,7 @@ use crate::flow::passage::{Client, Leg, Unread, give_back};
 use crate::lane::Lane;
 use crate::lane::pipes::Taken;
 use crate::lane::wire::{Chunk, Conn, Drawn, Outgoing, Pipe, Wire};
-use crate::limits::SPLICE_TURN_BYTES;
+use crate::limits::{PIPELESS_BYTES, SPLICE_TURN_BYTES};
 use crate::metrics::Tally;
 
 /// Why it ended before its time.
@@ -31,7 +31,7 @@ enum Step {
     Waits,
 }
 
-/// A body on its way. While it lives the client's connection is lazy: what it sends stays in the kernel.
+/// A body on its way. The client's connection is lazy until all was taken: what it sends stays in the kernel.
 pub(super) struct Upload<'a, W: Wire> {
     client: &'a Client<W::Conn>,
     leg: Leg<'a>,
@@ -39,14 +39,17 @@ pub(super) struct Upload<'a, W: Wire> {
     pipe: Option<Taken<'a, <W::Conn as Conn>::Pipe>>,
     /// Received, because there was no pipe or it was there before the connection became lazy; not yet sent.
     chunk: Option<Chunk>,
-    pipeless: bool,
+    /// Bytes that are received before a pipe is asked for again.
+    pipeless: u64,
     /// Whether the client's deadline runs, not the worker's.
     awaits_client: bool,
+    /// Clock when the worker's socket was last given something.
+    poured_us: u64,
 }
 
 impl<W: Wire> Drop for Upload<'_, W> {
     fn drop(&mut self) {
-        self.client.conn.set_lazy(false);
+        self.client.conn.set_lazy(self.unread.left() > 0);
         self.leg.timer.set(self.leg.deadline_us);
     }
 }
@@ -56,12 +59,26 @@ impl<'a, W: Wire> Upload<'a, W> {
     pub fn new(client: &'a Client<W::Conn>, leg: Leg<'a>) -> Option<Box<Self>> {
         let unread = leg.unread.filter(|unread| unread.left() > 0)?;
         client.conn.set_lazy(true);
-        Some(Box::new(Upload { client, leg, unread, pipe: None, chunk: None, pipeless: false, awaits_client: false }))
+        Some(Box::new(Upload {
+            client,
+            leg,
+            unread,
+            pipe: None,
+            chunk: None,
+            pipeless: 0,
+            awaits_client: false,
+            poured_us: 0,
+        }))
     }
 
     /// Whether it is the client that is waited for.
     pub fn awaits_client(&self) -> bool {
         self.awaits_client
+    }
+
+    /// Clock when the worker's socket was last given something; 0 before.
+    pub fn poured_us(&self) -> u64 {
+        self.poured_us
     }
 
     /// Moves on as far as both sides let it, behind what was sent before. Ready when all was given to the worker.
@@ -87,7 +104,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             }
             match (drawn, poured) {
                 (Step::Moved(n), _) | (_, Step::Moved(n)) => {
-                    self.awaits_client = false;
+                    self.await_worker();
                     turn += n;
                     if turn >= SPLICE_TURN_BYTES {
                         cx.waker().wake_by_ref();
@@ -95,8 +112,7 @@ impl<'a, W: Wire> Upload<'a, W> {
                     }
                 }
                 (_, Step::Waits) => {
-                    self.awaits_client = false;
-                    self.leg.timer.set(self.leg.deadline_us);
+                    self.await_worker();
                     return Poll::Pending;
                 }
                 _ => {
@@ -107,6 +123,13 @@ impl<'a, W: Wire> Upload<'a, W> {
                     return Poll::Pending;
                 }
             }
+        }
+    }
+
+    /// The client's deadline does not run any longer.
+    fn await_worker(&mut self) {
+        if std::mem::replace(&mut self.awaits_client, false) {
+            self.leg.timer.set(self.leg.deadline_us);
         }
     }
 
@@ -121,9 +144,9 @@ impl<'a, W: Wire> Upload<'a, W> {
         if left == 0 || self.chunk.is_some() {
             return Ok(Step::Idle);
         }
-        if self.pipe.is_none() && !self.pipeless {
+        if self.pipe.is_none() && self.pipeless == 0 {
             self.pipe = lane.pipes.take();
-            self.pipeless = self.pipe.is_none();
+            self.pipeless = if self.pipe.is_none() { PIPELESS_BYTES } else { 0 };
         }
         let drawn = match &mut self.pipe {
             Some(pipe) => self.client.conn.poll_draw(cx, pipe, usize::try_from(left).unwrap_or(usize::MAX)),
@@ -138,12 +161,13 @@ impl<'a, W: Wire> Upload<'a, W> {
                     chunk.truncate(left as usize);
                 }
                 let n = chunk.len() as u64;
+                self.pipeless = self.pipeless.saturating_sub(n);
                 self.chunk = Some(chunk);
                 n
             }
             Poll::Ready(_) => return Err(What::ClientGone),
         };
-        self.unread.take(n);
+        self.unread.take(n, lane.wire.now_us());
         lane.count(Tally::ClientBytesIn, n);
         Ok(Step::Moved(n))
     }
@@ -160,6 +184,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             return match conn.poll_pour(cx, pipe) {
                 Poll::Pending => Ok(Step::Waits),
                 Poll::Ready(Ok(n)) => {
+                    self.poured_us = lane.wire.now_us();
                     lane.count(Tally::UploadSpliced, n as u64);
                     Ok(Step::Moved(n as u64))
                 }
@@ -168,6 +193,7 @@ impl<'a, W: Wire> Upload<'a, W> {
         }
         let Some(chunk) = self.chunk.take() else { return Ok(Step::Idle) };
         let n = chunk.len() as u64;
+        self.poured_us = lane.wire.now_us();
         lane.count(Tally::UploadCopied, n);
         conn.start_send(Outgoing::Chunk(chunk));
         Ok(Step::Moved(n))
