@@ -99,6 +99,7 @@ faults! {
     OutOfDescriptors   = Dispatch Gateway 503 "out_of_descriptors"        false "The gateway has no file descriptor left for a connection to a worker.";
     StaleConnection    = Dispatch Gateway 502 "stale_connection"          false "A kept connection to the worker turned out dead, and there was no further attempt.";
     WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
+    WorkerGaveUp       = Dispatch Client  502 "worker_gave_up"            false "The worker closed the connection while the rest of the body was waited for.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
     FirstByteTimeout   = Dispatch Worker  504 "worker_silent"             false "The worker did not answer in time.";
@@ -109,7 +110,7 @@ faults! {
     CutStalled         = Relay    Worker  0   "worker_stalled"            false "The worker's answer did not go on in time.";
     CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
-    ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading.";
+    ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading, or sending its body.";
     Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";
 }
 

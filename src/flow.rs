@@ -47,7 +47,7 @@ use crate::shared::roster::{Slot, Worker};
 use crate::span::Span;
 
 use dispatch::patch::Rooms;
-use passage::{Client, Leg, Request, Reuse, Then};
+use passage::{Client, Follow, Leg, Request, Reuse, Then};
 use receive::Waited;
 use retry::Budget;
 
@@ -237,7 +237,7 @@ impl<W: Wire> Flow<W> {
             return self.refuse(client, request, fault).await;
         }
         let private = dispatch::Patch { bare: false, add: b"", names_rank: false };
-        let (guard, answer) = loop {
+        let (guard, answer, upload) = loop {
             let guard = match self.route(request) {
                 Ok(guard) => guard,
                 Err(fault) => return self.refuse(client, request, fault).await,
@@ -247,12 +247,13 @@ impl<W: Wire> Flow<W> {
             let leg = self.leg(request, to, &client.timer, request.config.first_byte_timeout);
             let patch = request.ask.private.then_some(&private);
             let parcel = || dispatch::parcel(lane, client, request, to, patch);
-            let pause = match dispatch::dispatch(lane, Some(client), leg, head, parcel).await {
+            let mut upload = None;
+            let pause = match dispatch::dispatch(lane, Some(client), leg, head, &mut upload, parcel).await {
                 Ok(answer) => {
                     let Some(pause) = self.after_answer(request, guard.slot(), &answer) else {
-                        // Who answers early gets no more of the body, and nobody knows where the next request begins.
+                        // It may end before the rest of the body, and nobody knows then where the next request begins.
                         request.keep_alive.set(request.keep_alive.get() && request.is_whole());
-                        break (guard, answer);
+                        break (guard, answer, upload);
                     };
                     settle::leg(lane, to, None, Ok(answer.head.status));
                     drop((guard, answer));
@@ -272,7 +273,8 @@ impl<W: Wire> Flow<W> {
                 return self.refuse(client, request, what.into()).await;
             }
         };
-        self.pass(client, request, guard, answer, None).await
+        let follow = upload.map(|upload| upload.follow(lane));
+        self.pass(client, request, guard, answer, (None, follow)).await
     }
 
     /// Relays an answer and settles its request.
@@ -286,11 +288,11 @@ impl<W: Wire> Flow<W> {
         request: &'a mut Request,
         guard: LoadGuard,
         answer: passage::Answer<W::Conn>,
-        side: Option<Side>,
+        (side, follow): (Option<Side>, Option<Follow<'a, W::Conn>>),
     ) -> impl Future<Output = Then> + 'a {
         async move {
             let lane = &*self.lane;
-            match relay::relay(lane, client, request, answer).await {
+            match relay::relay(lane, client, request, answer, follow).await {
                 Ok(outcome) => {
                     let then = settle::settle(lane, request, guard.slot(), guard.era(), outcome);
                     drop(guard);

@@ -24,7 +24,8 @@ use crate::limits::{HEAD_SIGHT_BYTES, MAX_INTERIM, ONE_SEND_BYTES};
 use crate::metrics::Tally;
 use crate::shared::roster::Slot;
 use crate::span::Span;
-use upload::{Stopped, Upload};
+use upload::Stopped;
+pub use upload::Upload;
 
 /// How an exchange ended without an answer.
 enum Broken {
@@ -46,15 +47,17 @@ impl From<What> for Broken {
 const AT_ONCE_US: u64 = 100_000;
 
 /// Sends a request to a worker and waits for the head of its answer. `parcel` makes what is sent, once a sending.
-/// A `client` that is given is watched: its leaving ends the attempt.
+/// A `client` that is given is watched: its leaving ends the attempt. What is left of a body that follows when the worker
+/// answers is given as `upload`.
 ///
 /// # Errors
 /// A fault of the worker, of the client that left, or of `parcel`.
-pub async fn dispatch<W: Wire>(
-    lane: &Lane<W>,
-    client: Option<&Client<W::Conn>>,
+pub async fn dispatch<'a, W: Wire>(
+    lane: &'a Lane<W>,
+    client: Option<&'a Client<W::Conn>>,
     leg: Leg<'_>,
     mut head: ResponseHead,
+    upload: &mut Option<Box<Upload<'a, W>>>,
     parcel: impl Fn() -> Result<Parcel, Fault>,
 ) -> Result<Answer<W::Conn>, Fault> {
     let attempts = leg.attempts;
@@ -71,7 +74,8 @@ pub async fn dispatch<W: Wire>(
             None => connect(lane, client, leg).await?,
         };
         let mut parcel = parcel()?;
-        match exchange(lane, client, leg, &mut head, &conn, &mut parcel).await {
+        *upload = client.and_then(|client| Upload::new(lane, client, leg));
+        match exchange(lane, client, leg, &mut head, &conn, (&mut parcel, upload)).await {
             Ok((chunk, head_len)) => return Ok(Answer { conn, head, chunk, head_len }),
             Err(Broken::Fault(fault)) => return Err(fault),
             Err(Broken::Silent { at_once: true }) if was_kept && leg.reuse == Reuse::Fail => {
@@ -231,15 +235,15 @@ pub fn is_cut(request: &Request, bare: bool) -> bool {
 }
 
 /// The request's way out, piece by piece.
-struct Sending<'a, W: Wire> {
-    rest: &'a mut [Option<Outgoing>; 2],
+struct Sending<'s, 'a, W: Wire> {
+    rest: &'s mut [Option<Outgoing>; 2],
     /// What follows behind the last piece; boxed, since few requests have it.
-    upload: Option<Box<Upload<'a, W>>>,
+    upload: &'s mut Option<Box<Upload<'a, W>>>,
     failed: bool,
     last_us: u64,
 }
 
-impl<'a, W: Wire> Sending<'a, W> {
+impl<'a, W: Wire> Sending<'_, 'a, W> {
     fn all_started(&self) -> bool {
         self.rest[0].is_none() && self.upload.is_none()
     }
@@ -266,12 +270,12 @@ impl<'a, W: Wire> Sending<'a, W> {
                 Poll::Ready(Err(_)) => self.fail(),
             }
         }
-        let Some(upload) = &mut self.upload else { return Ok(()) };
+        let Some(upload) = self.upload else { return Ok(()) };
         let ended = upload.poll(lane, conn, cx);
         self.last_us = self.last_us.max(upload.poured_us());
         match ended {
             Poll::Pending => {}
-            Poll::Ready(Ok(())) => self.upload = None,
+            Poll::Ready(Ok(())) => *self.upload = None,
             Poll::Ready(Err(Stopped::Worker)) => self.fail(),
             Poll::Ready(Err(Stopped::Client(what))) => return Err(what),
         }
@@ -280,7 +284,7 @@ impl<'a, W: Wire> Sending<'a, W> {
 
     /// The worker may have answered before it broke off: the receiving side decides.
     fn fail(&mut self) {
-        (*self.rest, self.upload, self.failed) = ([None, None], None, true);
+        (*self.rest, *self.upload, self.failed) = ([None, None], None, true);
     }
 }
 
@@ -296,13 +300,13 @@ enum Event {
 }
 
 /// Gives the answer's first bytes and the length of its head, which is parsed into `head`.
-async fn exchange<W: Wire>(
-    lane: &Lane<W>,
-    client: Option<&Client<W::Conn>>,
+async fn exchange<'a, W: Wire>(
+    lane: &'a Lane<W>,
+    client: Option<&'a Client<W::Conn>>,
     leg: Leg<'_>,
     head: &mut ResponseHead,
     conn: &W::Conn,
-    parcel: &mut Parcel,
+    (parcel, upload): (&mut Parcel, &mut Option<Box<Upload<'a, W>>>),
 ) -> Result<(Chunk, usize), Broken> {
     head.reset();
     if leg.config.relay == Relay::Splice {
@@ -310,7 +314,6 @@ async fn exchange<W: Wire>(
     }
     conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
     conn.arm();
-    let upload = client.and_then(|client| Upload::new(client, leg));
     let mut sending = Sending { rest: &mut parcel.rest, upload, failed: false, last_us: lane.wire.now_us() };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
@@ -349,6 +352,8 @@ async fn exchange<W: Wire>(
             Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
+            // Nor is it, when it did not wait as long as this gateway would have.
+            Event::Bytes(_) if sending.awaits_client() => return Err(What::WorkerGaveUp.into()),
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {
                 let at_once = lane.wire.now_us().saturating_sub(sending.last_us) <= AT_ONCE_US;
                 return Err(Broken::Silent { at_once });

@@ -92,7 +92,7 @@ impl<W: Wire> Flow<W> {
                 }
                 End::Refused(side, answer, guard) => {
                     let Some(pause) = self.after_answer(request, guard.slot(), &answer) else {
-                        return self.pass(client, request, guard, answer, Some(side)).await;
+                        return self.pass(client, request, guard, answer, (Some(side), None)).await;
                     };
                     settle::leg(lane, (guard.slot(), guard.era()), None, Ok(answer.head.status));
                     drop((answer, guard));
@@ -289,7 +289,7 @@ impl<W: Wire> Flow<W> {
         let parcel = || dispatch::parcel(&self.lane, client, request, to, Some(&patch));
         let leg = self.leg(request, to, &client.timer, request.config.decode_first_byte_timeout);
         // The client is watched by the pair: one that leaves may have to wait for the prefill.
-        dispatch::dispatch(&self.lane, None, Leg { reuse: reuse(request), ..leg }, head, parcel).await
+        dispatch::dispatch(&self.lane, None, Leg { reuse: reuse(request), ..leg }, head, &mut None, parcel).await
     }
 
     /// One leg after the other: vLLM with NIXL, where the prefill's answer says where its cache lies.
@@ -343,7 +343,7 @@ impl<W: Wire> Flow<W> {
             None => End::Left(What::ClientGone),
             Some(Err(fault)) => walk.failed(fault),
             Some(Ok(answer)) if answer.head.status >= 300 => End::Refused(Side::Decode, answer, walk.decode),
-            Some(Ok(answer)) => match relay::relay(lane, client, request, answer).await {
+            Some(Ok(answer)) => match relay::relay(lane, client, request, answer, None).await {
                 Ok(outcome) => End::Passed(outcome, walk.decode),
                 Err(fault) => walk.failed(fault),
             },
@@ -395,7 +395,7 @@ impl<W: Wire> Walk<'_, W> {
         let mut passing = pin!(async {
             match prefilled {
                 Some(prefilled) => relay::merged(lane, client, request, answer, prefilled).await,
-                None => relay::relay(lane, client, request, answer).await,
+                None => relay::relay(lane, client, request, answer, None).await,
             }
         });
         let passed = poll_fn(|cx| {
@@ -584,10 +584,12 @@ impl<W: Wire> Errand<W> {
             settle::judge(lane, slot, Err(fault.what));
             Prefill::Failed(fault)
         };
-        let answer = match dispatch::dispatch(lane, None, leg, ResponseHead::new(), || Ok(self.parcel.again())).await {
-            Ok(answer) => answer,
-            Err(fault) => return fail(fault),
-        };
+        let answer =
+            match dispatch::dispatch(lane, None, leg, ResponseHead::new(), &mut None, || Ok(self.parcel.again())).await
+            {
+                Ok(answer) => answer,
+                Err(fault) => return fail(fault),
+            };
         let status = answer.head.status;
         if status >= 300 {
             return Prefill::Refused(answer, self.guard);

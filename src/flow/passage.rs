@@ -228,6 +228,8 @@ pub struct Request {
     /// Shared with a send in flight, when the body is large.
     pub input: Rc<Vec<u8>>,
     pub head: RequestHead,
+    /// The head's bytes, for a body during whose arrival `input` can get lost.
+    pub head_copy: Vec<u8>,
     /// Where the body begins in `input`.
     pub head_len: usize,
     /// A head for the worker's answer, while nobody has taken it.
@@ -245,7 +247,7 @@ pub struct Request {
     /// Whether all was read that a worker is chosen by.
     pub complete: bool,
     /// What was not, and is not held.
-    pub unread: Unread,
+    pub unread: Rc<Unread>,
     /// Clock at the first byte, in microseconds.
     pub started_us: u64,
     /// Where the client is.
@@ -292,6 +294,7 @@ impl Request {
             config,
             input: Rc::default(),
             head: RequestHead::new(),
+            head_copy: Vec::new(),
             head_len: 0,
             spare_head: ResponseHead::new(),
             inspector: Inspector::new(),
@@ -302,7 +305,7 @@ impl Request {
             id: Vec::new(),
             keep_alive: Cell::new(false),
             complete: false,
-            unread: Unread::default(),
+            unread: Rc::default(),
             started_us: 0,
             peer: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
             head_us: 0,
@@ -440,7 +443,7 @@ pub struct Leg<'a> {
     pub attempts: &'a Cell<u32>,
     pub reuse: Reuse,
     /// What follows of the body while it is sent.
-    pub unread: Option<&'a Unread>,
+    pub unread: Option<&'a Rc<Unread>>,
 }
 
 /// Whether a leg may go out on a pooled connection, and what is done when that turns out dead.
@@ -454,6 +457,10 @@ pub enum Reuse {
     /// It goes out on a fresh connection.
     Never,
 }
+
+/// What goes on towards the worker while its answer passes: the rest of the body, asked with the worker's connection.
+/// Ready when there is no more of it, or when the client ends the answer with it.
+pub type Follow<'a, C> = Box<dyn FnMut(&C, &mut Context<'_>) -> Poll<Result<(), What>> + 'a>;
 
 /// What is sent on one leg, in order.
 pub struct Parcel {

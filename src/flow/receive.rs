@@ -271,6 +271,25 @@ async fn read_length<W: Wire>(
     invite(lane, client, request).await?;
     // A length is only a promise: the claim to memory follows the bytes.
     request.inspector.feed(&request.input[request.head_len..])?;
+    // The kernel may have the buffer when the client's time is over, and the head with it.
+    let Request { head_copy, input, head_len, .. } = request;
+    head_copy.clear();
+    head_copy.extend_from_slice(&input[..*head_len]);
+    let filled = fill(lane, client, request, end).await;
+    if filled.is_err() && request.input.len() < request.head_len {
+        let head = std::mem::take(&mut request.head_copy);
+        *request.input_mut() = head;
+    }
+    filled
+}
+
+/// Reads a body that ends there, into the buffer of its request.
+async fn fill<W: Wire>(
+    lane: &Lane<W>,
+    client: &Client<W::Conn>,
+    request: &mut Request,
+    end: usize,
+) -> Result<(), Fault> {
     while request.input.len() < end {
         let missing = end - request.input.len();
         let next = missing.min(BODY_TURN_BYTES);

@@ -16,12 +16,13 @@ mod splice;
 pub use drain::drain;
 pub use merge::merged;
 
+use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
 use crate::config::Relay;
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Outcome, Request, Then, give_back};
+use crate::flow::passage::{Answer, Client, Follow, Outcome, Request, Then, give_back};
 use crate::http1::{self, AnswerBody, Chunked, ResponseHead, Version};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -297,7 +298,7 @@ impl Passing {
     }
 }
 
-/// Passes the answer on to its last byte.
+/// Passes the answer on to its last byte; with what `follow`s meanwhile, if anything does.
 ///
 /// # Errors
 /// A fault of the worker that shows before the client has seen a byte.
@@ -307,6 +308,7 @@ pub fn relay<W: Wire>(
     client: &Client<W::Conn>,
     request: &Request,
     mut answer: Answer<W::Conn>,
+    follow: Option<Follow<'_, W::Conn>>,
 ) -> impl Future<Output = Result<Outcome<W::Conn>, Fault>> {
     async move {
         let body = answer.head.body;
@@ -331,13 +333,40 @@ pub fn relay<W: Wire>(
         request.answered_us.set(lane.wire.now_us());
         // A long answer does not keep what asked for it.
         passing.asked = collect(lane, &answer.conn);
-        let ended = pass(lane, client, request, &answer.conn, &mut passing).await;
+        let ended = match follow {
+            None => pass(lane, client, request, &answer.conn, &mut passing).await,
+            Some(follow) => {
+                let passes = pass(lane, client, request, &answer.conn, &mut passing);
+                Box::pin(both(passes, follow, &answer.conn)).await
+            }
+        };
         let conn = passing
             .is_reusable(lane, request.config.relay, &answer.conn, &answer.head, ended.is_ok())
             .then_some(answer.conn);
         let (then, fault) = finish(lane, client, request, until_close, ended).await;
         Ok(Outcome { then, status: answer.head.status, conn, fault, head: answer.head })
     }
+}
+
+/// Passes an answer on while the rest of the request follows the other way; ends with the answer.
+async fn both<C>(
+    passes: impl Future<Output = Result<(), What>>,
+    mut follow: Follow<'_, C>,
+    conn: &C,
+) -> Result<(), What> {
+    let mut passes = std::pin::pin!(passes);
+    let mut follows = true;
+    poll_fn(|cx| {
+        if follows {
+            match follow(conn, cx) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => follows = false,
+                Poll::Ready(Err(what)) => return Poll::Ready(Err(what)),
+            }
+        }
+        passes.as_mut().poll(cx)
+    })
+    .await
 }
 
 /// What becomes of the client's connection when its answer has ended, well or not.

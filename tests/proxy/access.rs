@@ -182,6 +182,24 @@ fn a_line_says_how_it_ended_otherwise() {
     assert!(!log.text().contains("sk-gateway"));
 }
 
+/// The kernel has the buffer, and the head in it, when the time for a large body is over.
+#[test]
+fn a_body_that_does_not_come_has_its_line() {
+    let log = Log::new("half");
+    let rig = rig(&log, 1, |c| c.body_timeout = Duration::from_millis(300));
+    let head = "POST /generate HTTP/1.1\r\nHost: g\r\nx-request-id: mine-1\r\nContent-Length: 200000\r\n\r\n";
+    for body in [100, 150_000] {
+        let mut http = rig.http();
+        http.send(head.as_bytes()).send(&vec![b' '; body]).answer().expect_error(408, "body_timeout");
+        http.expect_closed();
+    }
+    for line in log.lines(2) {
+        let said = ["id", "route", "status", "end"].map(|name| line[name].clone());
+        assert_eq!(said, [json!("mine-1"), json!("/generate"), json!(408), json!("body_timeout")], "{line}");
+    }
+    assert_eq!(rig.tally(Tally::Panics), 0);
+}
+
 #[test]
 fn attempts_and_their_last_worker_are_told() {
     let log = Log::new("attempts");

@@ -16,7 +16,7 @@ use corelane::metrics::Tally;
 use corelane::mock::fnv1a64;
 use corelane::shared::drain::Phase;
 
-use crate::rig::{Http, config, in_flight, request, serve_each, start, tally_of, until};
+use crate::rig::{End, Http, config, in_flight, request, serve_each, start, tally_of, until};
 
 const MIB: usize = 1 << 20;
 
@@ -76,7 +76,15 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
         seen.connections.fetch_add(usize::from(nth == 0), SeqCst);
         let (what, after) = said.split_once('-').map_or((said, length), |(what, n)| (what, n.parse().unwrap()));
         let mut told = false;
+        let mut echoed = 0;
         while buf.len() < length {
+            if what == "echo" {
+                if echoed == 0 {
+                    stream.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").as_bytes()).ok()?;
+                }
+                stream.write_all(&buf[echoed..]).ok()?;
+                echoed = buf.len();
+            }
             if buf.len() >= after && !std::mem::replace(&mut told, true) {
                 match what {
                     "early" => {
@@ -93,6 +101,10 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
                         return None;
                     }
+                    "tires" => {
+                        std::thread::sleep(Duration::from_millis(200));
+                        return None;
+                    }
                     "stops" => std::thread::sleep(Duration::from_secs(3600)),
                     _ => {}
                 }
@@ -104,6 +116,11 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                 seen.cut.fetch_add(1, SeqCst);
                 return None;
             }
+        }
+        if echoed > 0 {
+            stream.write_all(&buf[echoed..length]).ok()?;
+            buf.drain(..length);
+            continue;
         }
         let said = format!("{length} {:016x}", fnv1a64(&buf[..length]));
         buf.drain(..length);
@@ -254,6 +271,62 @@ fn early_answers_end_the_upload() {
     let mut http = Http::connect(gateway.address());
     assert_eq!(http.ask("POST", "/up/whole", &[], &whole).expect(200).text(), told(&whole));
     assert_eq!(worker.seen.connections.load(SeqCst), 2);
+}
+
+/// An answer can grow with the body that it is an answer to: both pass at a time.
+#[test]
+fn a_body_goes_on_while_its_answer_passes() {
+    for relay in [Relay::Auto, Relay::Splice] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], relay, |c| c.request_timeout = Duration::from_secs(15));
+        let body = body(24 * MIB);
+        let bytes = request("POST", "/up/echo", &[], &body);
+        let mut http = Http::connect(gateway.address());
+        let mut sends = http.stream.try_clone().unwrap();
+        let sender = std::thread::spawn(move || {
+            for piece in bytes.chunks(700_000) {
+                sends.write_all(piece).unwrap();
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let answer = http.answer().expect(200);
+        sender.join().unwrap();
+        assert!(answer.body == body);
+        assert_eq!((answer.header("connection"), http.expect_closed()), (Some("close"), End::Fin));
+        assert_eq!(worker.cut(), 0);
+        settles(&gateway);
+    }
+}
+
+/// A client that leaves, or stops sending, ends such an answer; it does not end cleanly.
+#[test]
+fn a_client_that_stops_sending_has_no_whole_answer() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.body_timeout = Duration::from_millis(300));
+    let bytes = request("POST", "/up/echo", &[], &body(8 * MIB));
+    let mut silent = Http::connect(gateway.address());
+    silent.send(&bytes[..3 * MIB]);
+    silent.head().unwrap();
+    while silent.fill().is_ok() {}
+    assert!(silent.buf.len() < 3 * MIB + 1);
+    until("the worker's connection is closed", || worker.cut() == 1);
+    settles(&gateway);
+    let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
+    assert_eq!(faults(What::ClientStalled), 1);
+}
+
+/// A worker that has waited long enough for a client is not ill.
+#[test]
+fn a_worker_that_gives_up_waiting_is_not_to_blame() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.breaker.failures = 1);
+    let bytes = request("POST", "/up/tires-1000000", &[], &body(8 * MIB));
+    let mut slow = Http::connect(gateway.address());
+    slow.send(&bytes[..3 * MIB]).answer().expect_error(502, "worker_gave_up");
+    slow.expect_closed();
+    let mut http = Http::connect(gateway.address());
+    http.ask("GET", "/up/whole", &[], b"").expect(200);
+    settles(&gateway);
 }
 
 /// Interim answers, and answers whose head has only begun, do not.

@@ -126,6 +126,7 @@ impl Ask {
             return Ask { malformed: Some(what), head_end, ..Ask::blank(Route::Unknown, text.into_bytes()) };
         }
         let route = match world.roll(0, 20) {
+            _ if plan.uploads && !world.once_in(3) => Route::Upload,
             0..8 => Route::Chat,
             8..11 => Route::Completions,
             11..15 => Route::Generate,
@@ -229,7 +230,7 @@ impl Ask {
             ask.malformed = Some("its end");
         }
         ask.gap_us = world.one(&[0, 0, 0, 200, 5_000]);
-        if fault(8) {
+        if fault(8) || route == Route::Upload && n > 0 && world.once_in(4) {
             ask.gap_us = 400_000;
         }
         ask

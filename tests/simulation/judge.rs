@@ -224,7 +224,8 @@ fn attempts(
         for (before, after) in legs.iter().zip(&legs[1.min(legs.len())..]) {
             let status = before.status.get();
             let refused = status.is_some_and(|status| retry.statuses.contains(&status));
-            spent += f64::from(u8::from(refused && !paired));
+            // What a reset took with it did not refuse anything.
+            spent += f64::from(u8::from(refused && !paired && !before.silent.get()));
             if !before.whole.get() || !after.whole.get() {
                 continue;
             }

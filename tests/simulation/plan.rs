@@ -48,6 +48,8 @@ pub struct Plan {
     pub no_pipe: u64,
     /// Whether the roster and the health of workers change.
     pub moves: bool,
+    /// Most requests have a body that nobody looks into, and that follows.
+    pub uploads: bool,
 }
 
 /// What clients show where keys are asked for.
@@ -75,7 +77,12 @@ impl Plan {
             config.max_concurrent_requests = 0;
             config.max_requests_per_worker = 0;
         }
+        let uploads = world.once_in(4);
+        if uploads {
+            config.relay = Relay::Splice;
+        }
         Plan {
+            uploads,
             fleet,
             mood,
             workers: world.roll(1, 5) as usize,

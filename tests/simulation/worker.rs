@@ -421,6 +421,9 @@ impl Host {
             let at = if world.once_in(2) { near.saturating_sub(world.roll(0, 4) as usize) } else { far };
             (at, world.one(&[Exit::Fin, Exit::Fin, Exit::Rst, Exit::Stall]))
         });
+        // While a body follows, what happens before its end is of interest.
+        let early = n > 0 && ask.route == Route::Upload && length > 40_000 && world.once_in(3);
+        let cut = if early && world.once_in(2) { Some((0, Exit::Fin)) } else { cut };
         let whole = cut.is_none_or(|(at, exit)| at == bytes.len() && !(by_close && exit != Exit::Fin));
         let given = Given {
             token: delivery.token,
@@ -454,7 +457,7 @@ impl Host {
         }
         let late = fault(5) || asked.leaves.get() && world.once_in(2);
         let slow = fault(4);
-        let reads = (length > 0 && fault(4)).then(|| world.roll(0, length as u64) as usize);
+        let reads = (early || length > 0 && fault(4)).then(|| world.roll(0, length as u64) as usize);
         let well = cut.is_none() && broken == 0 && !late && !slow && reads.is_none() && exit.is_none() && !excess;
         Act {
             reads,

@@ -5,12 +5,14 @@
 //! slows the client down. Never takes a byte that belongs to the client's next request, never waits for the client
 //! longer than for any other body.
 
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::fault::What;
-use crate::flow::passage::{Client, Leg, Unread, give_back};
+use crate::flow::passage::{Client, Follow, Leg, Unread, give_back};
 use crate::lane::Lane;
 use crate::lane::pipes::Taken;
+use crate::lane::timers::Timer;
 use crate::lane::wire::{Chunk, Conn, Drawn, Outgoing, Pipe, Wire};
 use crate::limits::{PIPELESS_BYTES, SPLICE_TURN_BYTES};
 use crate::metrics::Tally;
@@ -32,16 +34,20 @@ enum Step {
 }
 
 /// A body on its way. The client's connection is lazy until all was taken: what it sends stays in the kernel.
-pub(super) struct Upload<'a, W: Wire> {
+pub struct Upload<'a, W: Wire> {
     client: &'a Client<W::Conn>,
-    leg: Leg<'a>,
-    unread: &'a Unread,
+    unread: Rc<Unread>,
+    /// Longest pause of the client's.
+    pause_us: u64,
+    deadline_us: u64,
+    /// Runs while the client is waited for.
+    timer: Timer,
     pipe: Option<Taken<'a, <W::Conn as Conn>::Pipe>>,
     /// Received, because there was no pipe or it was there before the connection became lazy; not yet sent.
     chunk: Option<Chunk>,
     /// Bytes that are received before a pipe is asked for again.
     pipeless: u64,
-    /// Whether the client's deadline runs, not the worker's.
+    /// Whether it is the client that is waited for.
     awaits_client: bool,
     /// Clock when the worker's socket was last given something.
     poured_us: u64,
@@ -50,19 +56,20 @@ pub(super) struct Upload<'a, W: Wire> {
 impl<W: Wire> Drop for Upload<'_, W> {
     fn drop(&mut self) {
         self.client.conn.set_lazy(self.unread.left() > 0);
-        self.leg.timer.set(self.leg.deadline_us);
     }
 }
 
 impl<'a, W: Wire> Upload<'a, W> {
     /// What follows on this leg, if anything does.
-    pub fn new(client: &'a Client<W::Conn>, leg: Leg<'a>) -> Option<Box<Self>> {
-        let unread = leg.unread.filter(|unread| unread.left() > 0)?;
+    pub(super) fn new(lane: &Lane<W>, client: &'a Client<W::Conn>, leg: Leg<'_>) -> Option<Box<Self>> {
+        let unread = leg.unread.filter(|unread| unread.left() > 0)?.clone();
         client.conn.set_lazy(true);
         Some(Box::new(Upload {
             client,
-            leg,
             unread,
+            pause_us: leg.config.body_timeout.as_micros() as u64,
+            deadline_us: leg.deadline_us,
+            timer: lane.timers.timer(),
             pipe: None,
             chunk: None,
             pipeless: 0,
@@ -71,13 +78,24 @@ impl<'a, W: Wire> Upload<'a, W> {
         }))
     }
 
+    /// What is left when the worker answers early: it goes on while the answer passes.
+    pub fn follow(mut self: Box<Self>, lane: &'a Lane<W>) -> Follow<'a, W::Conn> {
+        Box::new(move |conn, cx| {
+            self.poll(lane, conn, cx).map(|ended| match ended {
+                Err(Stopped::Client(What::BodyTimeout)) => Err(What::ClientStalled),
+                Err(Stopped::Client(_)) => Err(What::ClientLeft),
+                Err(Stopped::Worker) | Ok(()) => Ok(()),
+            })
+        })
+    }
+
     /// Whether it is the client that is waited for.
-    pub fn awaits_client(&self) -> bool {
+    pub(super) fn awaits_client(&self) -> bool {
         self.awaits_client
     }
 
     /// Clock when the worker's socket was last given something; 0 before.
-    pub fn poured_us(&self) -> u64 {
+    pub(super) fn poured_us(&self) -> u64 {
         self.poured_us
     }
 
@@ -85,7 +103,12 @@ impl<'a, W: Wire> Upload<'a, W> {
     ///
     /// # Errors
     /// The side that ended it.
-    pub fn poll(&mut self, lane: &'a Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) -> Poll<Result<(), Stopped>> {
+    pub(super) fn poll(
+        &mut self,
+        lane: &'a Lane<W>,
+        conn: &W::Conn,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Stopped>> {
         let mut turn = 0;
         loop {
             let drawn = match self.draw(lane, cx) {
@@ -104,7 +127,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             }
             match (drawn, poured) {
                 (Step::Moved(n), _) | (_, Step::Moved(n)) => {
-                    self.await_worker();
+                    self.awaits_client = false;
                     turn += n;
                     if turn >= SPLICE_TURN_BYTES {
                         cx.waker().wake_by_ref();
@@ -112,24 +135,16 @@ impl<'a, W: Wire> Upload<'a, W> {
                     }
                 }
                 (_, Step::Waits) => {
-                    self.await_worker();
+                    self.awaits_client = false;
                     return Poll::Pending;
                 }
                 _ => {
                     if !std::mem::replace(&mut self.awaits_client, true) {
-                        let pause = lane.wire.now_us() + self.leg.config.body_timeout.as_micros() as u64;
-                        self.leg.timer.set(pause.min(self.leg.deadline_us));
+                        self.timer.set(self.deadline_us.min(lane.wire.now_us() + self.pause_us));
                     }
-                    return Poll::Pending;
+                    return self.timer.poll_due(cx).map(|()| Err(Stopped::Client(What::BodyTimeout)));
                 }
             }
-        }
-    }
-
-    /// The client's deadline does not run any longer.
-    fn await_worker(&mut self) {
-        if std::mem::replace(&mut self.awaits_client, false) {
-            self.leg.timer.set(self.leg.deadline_us);
         }
     }
 
