@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::config::routes::{Answer as Answerer, Body, ROUTES};
 use crate::config::{Config, HalfClose};
@@ -378,6 +379,12 @@ impl Request {
     /// When the answer has to be complete, on the lane's clock.
     pub fn deadline_us(&self) -> u64 {
         self.started_us + self.config.request_timeout.as_micros() as u64
+    }
+
+    /// For how long a worker whose answer has begun may be silent; zero: for any time, as while it may wait for the rest of
+    /// the body.
+    pub fn stall_timeout(&self) -> Duration {
+        if self.unread.left() > 0 { Duration::ZERO } else { self.config.stall_timeout }
     }
 
     /// Counts what it took, in microseconds, by its route and its model.

@@ -404,7 +404,6 @@ async fn pass<W: Wire>(
     conn: &W::Conn,
     passing: &mut Passing,
 ) -> Result<(), What> {
-    let deadline = request.deadline_us();
     while !passing.done {
         let path = passing.path();
         conn.set_lazy(path != Path::Copy);
@@ -412,9 +411,9 @@ async fn pass<W: Wire>(
             Path::Copy => {
                 // The next part is asked for in the same turn that sends this one.
                 conn.arm();
-                copy::next(lane, client, |cx| conn.poll_recv(cx), deadline).await
+                copy::next(lane, client, |cx| conn.poll_recv(cx), request).await
             }
-            Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), deadline).await,
+            Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), request).await,
             Path::Splice { left, live } => splice::splice(lane, client, conn, (left, live), request).await,
         };
         match event {

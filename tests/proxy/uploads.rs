@@ -101,6 +101,11 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
                         return None;
                     }
+                    "begins" => {
+                        let len = length.to_string().len() + 17;
+                        let begun = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n{length} ");
+                        stream.write_all(begun.as_bytes()).ok()?;
+                    }
                     "tires" => {
                         std::thread::sleep(Duration::from_millis(200));
                         return None;
@@ -124,6 +129,10 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
         }
         let said = format!("{length} {:016x}", fnv1a64(&buf[..length]));
         buf.drain(..length);
+        if what == "begins" {
+            stream.write_all(said.split_once(' ')?.1.as_bytes()).ok()?;
+            continue;
+        }
         let start = if what == "halves" { "" } else { "HTTP/1.1 200 OK\r\nContent-" };
         stream.write_all(format!("{start}Length: {}\r\n\r\n{said}", said.len()).as_bytes()).ok()?;
     }
@@ -313,6 +322,25 @@ fn a_client_that_stops_sending_has_no_whole_answer() {
     settles(&gateway);
     let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
     assert_eq!(faults(What::ClientStalled), 1);
+}
+
+/// Nor is one that says nothing because it waits for the client, whatever it has said before.
+#[test]
+fn a_worker_that_waits_for_the_body_is_not_silent() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| {
+        c.breaker.failures = 1;
+        c.stall_timeout = Duration::from_millis(300);
+    });
+    let body = body(4 * MIB);
+    let bytes = request("POST", "/up/begins-100000", &[], &body);
+    let mut http = Http::connect(gateway.address());
+    for piece in bytes.chunks(MIB) {
+        http.send(piece);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert_eq!(http.answer().expect(200).text(), told(&body));
+    settles(&gateway);
 }
 
 /// A worker that has waited long enough for a client is not ill.

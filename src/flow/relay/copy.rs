@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use super::Event;
 use crate::fault::What;
-use crate::flow::passage::{Client, Stall, give_back};
+use crate::flow::passage::{Client, Request, Stall, give_back};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Wire};
 
@@ -18,11 +18,12 @@ pub(super) async fn next<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     mut receive: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Chunk>>,
-    deadline: u64,
+    request: &Request,
 ) -> Event {
+    let deadline = request.deadline_us();
     let mut next: Option<Chunk> = None;
     let mut stall = None;
-    client.timer.set(lane.stall_deadline(client.config.stall_timeout, deadline));
+    client.timer.set(lane.stall_deadline(request.stall_timeout(), deadline));
     poll_fn(|cx| {
         if lane.is_ending() {
             return Poll::Ready(Event::Fault(What::CutEnding));

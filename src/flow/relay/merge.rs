@@ -97,7 +97,6 @@ async fn stream<W: Wire>(
     begin(lane, request, &head, &chunk[..head_len], framing, &mut out);
     chunk.advance(head_len);
     let mut frame = Framing::new(head.body);
-    let deadline = request.deadline_us();
     let (mut piece, mut text) = (Vec::new(), Vec::new());
     let mut excess = false;
     let ended = loop {
@@ -147,7 +146,7 @@ async fn stream<W: Wire>(
         if done {
             break Ok(());
         }
-        chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), deadline).await {
+        chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), request).await {
             Event::Next(chunk) => chunk,
             Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => {
                 text.clear();

@@ -201,9 +201,7 @@ impl<W: Wire> Moving<'_, W> {
         }
         if !matches!(self.clock, Clock::Worker) {
             self.clock = Clock::Worker;
-            self.client
-                .timer
-                .set(self.lane.stall_deadline(self.client.config.stall_timeout, self.request.deadline_us()));
+            self.client.timer.set(self.lane.stall_deadline(self.request.stall_timeout(), self.request.deadline_us()));
         }
         let late =
             if self.lane.wire.now_us() < self.request.deadline_us() { What::CutStalled } else { What::CutTimeout };
