@@ -236,7 +236,6 @@ impl<W: Wire> Flow<W> {
         if let Err(fault) = self.hold_copies(request, &[false]) {
             return self.refuse(client, request, fault).await;
         }
-        let private = dispatch::Patch { bare: false, add: b"", names_rank: false };
         let (guard, answer, upload) = loop {
             let guard = match self.route(request) {
                 Ok(guard) => guard,
@@ -245,7 +244,7 @@ impl<W: Wire> Flow<W> {
             let to = (guard.slot(), guard.era());
             let head = std::mem::take(&mut request.spare_head);
             let leg = self.leg(request, to, &client.timer, request.config.first_byte_timeout);
-            let patch = request.ask.private.then_some(&private);
+            let patch = request.ask.private.then_some(&dispatch::PRIVATE);
             let parcel = || dispatch::parcel(lane, client, request, to, patch);
             let mut upload = None;
             let pause = match dispatch::dispatch(lane, Some(client), leg, head, &mut upload, parcel).await {
@@ -273,8 +272,7 @@ impl<W: Wire> Flow<W> {
                 return self.refuse(client, request, what.into()).await;
             }
         };
-        let follow = upload.map(|upload| upload.follow(lane));
-        self.pass(client, request, guard, answer, (None, follow)).await
+        self.pass(client, request, guard, answer, upload.map(|upload| upload.follow(lane)), None).await
     }
 
     /// Relays an answer and settles its request.
@@ -288,7 +286,8 @@ impl<W: Wire> Flow<W> {
         request: &'a mut Request,
         guard: LoadGuard,
         answer: passage::Answer<W::Conn>,
-        (side, follow): (Option<Side>, Option<Follow<'a, W::Conn>>),
+        follow: Option<Follow<'a, W::Conn>>,
+        side: Option<Side>,
     ) -> impl Future<Output = Then> + 'a {
         async move {
             let lane = &*self.lane;

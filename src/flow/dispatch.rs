@@ -222,6 +222,9 @@ pub struct Patch<'a> {
     pub names_rank: bool,
 }
 
+/// Only what is never forwarded goes.
+pub static PRIVATE: Patch<'static> = Patch { bare: false, add: b"", names_rank: false };
+
 impl Patch<'_> {
     fn cuts<'a>(&'a self, request: &'a Request) -> impl Iterator<Item = Span> + Clone + 'a {
         let goes = |mark: &&Mark| self.bare || mark.field == Marked::Private;

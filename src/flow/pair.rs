@@ -92,7 +92,7 @@ impl<W: Wire> Flow<W> {
                 }
                 End::Refused(side, answer, guard) => {
                     let Some(pause) = self.after_answer(request, guard.slot(), &answer) else {
-                        return self.pass(client, request, guard, answer, (Some(side), None)).await;
+                        return self.pass(client, request, guard, answer, None, Some(side)).await;
                     };
                     settle::leg(lane, (guard.slot(), guard.era()), None, Ok(answer.head.status));
                     drop((answer, guard));

@@ -466,8 +466,9 @@ pub enum Reuse {
 }
 
 /// What goes on towards the worker while its answer passes: the rest of the body, asked with the worker's connection.
-/// Ready when there is no more of it, or when the client ends the answer with it.
-pub type Follow<'a, C> = Box<dyn FnMut(&C, &mut Context<'_>) -> Poll<Result<(), What>> + 'a>;
+/// Ready when there is no more of it, or when the client ends the answer with it. Boxed twice: few answers have one, and
+/// all have room for it.
+pub type Follow<'a, C> = Box<Box<dyn FnMut(&C, &mut Context<'_>) -> Poll<Result<(), What>> + 'a>>;
 
 /// What is sent on one leg, in order.
 pub struct Parcel {

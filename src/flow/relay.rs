@@ -18,6 +18,7 @@ pub use merge::merged;
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::config::Relay;
@@ -335,10 +336,7 @@ pub fn relay<W: Wire>(
         passing.asked = collect(lane, &answer.conn);
         let ended = match follow {
             None => pass(lane, client, request, &answer.conn, &mut passing).await,
-            Some(follow) => {
-                let passes = pass(lane, client, request, &answer.conn, &mut passing);
-                Box::pin(both(passes, follow, &answer.conn)).await
-            }
+            Some(follow) => pass_both(lane, client, request, &answer.conn, &mut passing, follow).await,
         };
         let conn = passing
             .is_reusable(lane, request.config.relay, &answer.conn, &answer.head, ended.is_ok())
@@ -348,25 +346,31 @@ pub fn relay<W: Wire>(
     }
 }
 
-/// Passes an answer on while the rest of the request follows the other way; ends with the answer.
-async fn both<C>(
-    passes: impl Future<Output = Result<(), What>>,
-    mut follow: Follow<'_, C>,
-    conn: &C,
-) -> Result<(), What> {
-    let mut passes = std::pin::pin!(passes);
-    let mut follows = true;
-    poll_fn(|cx| {
-        if follows {
-            match follow(conn, cx) {
-                Poll::Pending => {}
-                Poll::Ready(Ok(())) => follows = false,
-                Poll::Ready(Err(what)) => return Poll::Ready(Err(what)),
+/// Passes an answer on while the rest of the request follows the other way; ends with the answer. Boxed here, so that the
+/// many answers that nothing follows have no room for it.
+fn pass_both<'a, W: Wire>(
+    lane: &'a Lane<W>,
+    client: &'a Client<W::Conn>,
+    request: &'a Request,
+    conn: &'a W::Conn,
+    passing: &'a mut Passing,
+    mut follow: Follow<'a, W::Conn>,
+) -> Pin<Box<dyn Future<Output = Result<(), What>> + 'a>> {
+    Box::pin(async move {
+        let mut passes = std::pin::pin!(pass(lane, client, request, conn, passing));
+        let mut follows = true;
+        poll_fn(|cx| {
+            if follows {
+                match follow(conn, cx) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok(())) => follows = false,
+                    Poll::Ready(Err(what)) => return Poll::Ready(Err(what)),
+                }
             }
-        }
-        passes.as_mut().poll(cx)
+            passes.as_mut().poll(cx)
+        })
+        .await
     })
-    .await
 }
 
 /// What becomes of the client's connection when its answer has ended, well or not.

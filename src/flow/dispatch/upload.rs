@@ -80,13 +80,13 @@ impl<'a, W: Wire> Upload<'a, W> {
 
     /// What is left when the worker answers early: it goes on while the answer passes.
     pub fn follow(mut self: Box<Self>, lane: &'a Lane<W>) -> Follow<'a, W::Conn> {
-        Box::new(move |conn, cx| {
+        Box::new(Box::new(move |conn: &W::Conn, cx: &mut Context<'_>| {
             self.poll(lane, conn, cx).map(|ended| match ended {
                 Err(Stopped::Client(What::BodyTimeout)) => Err(What::ClientStalled),
                 Err(Stopped::Client(_)) => Err(What::ClientLeft),
                 Err(Stopped::Worker) | Ok(()) => Ok(()),
             })
-        })
+        }))
     }
 
     /// Whether it is the client that is waited for.
