@@ -42,7 +42,7 @@ use crate::shared::roster::{MOONCAKE_PORT, Slot};
 use crate::shared::vitals::Health;
 use command::Commands;
 use expand::Names;
-use fetch::{Failure, Reply};
+use fetch::{Failure, Question, Reply};
 use fleet::{Fleet, Id, News};
 use load_monitor::Monitor;
 use reload::{Reloadable, Reloader, Report};
@@ -394,8 +394,14 @@ impl Tended {
     /// Asks the worker for a path under its prefix.
     async fn get(&self, path: &str) -> Result<Reply, Failure> {
         let addrs = self.addrs.borrow().clone().unwrap_or_default();
-        let path = format!("{}{path}", self.endpoint.prefix);
-        fetch::get(&addrs, &self.endpoint.authority, &path, self.api_key.as_deref(), self.health_timeout).await
+        let question = Question {
+            addrs: &addrs,
+            authority: &self.endpoint.authority,
+            path: &format!("{}{path}", self.endpoint.prefix),
+            api_key: self.api_key.as_deref(),
+            limit: self.health_timeout,
+        };
+        question.get().await
     }
 
     /// Returns when the first look-up has ended, well or not.

@@ -91,6 +91,9 @@ pub struct Settings {
     pub transfer_ms: f64,
     /// Milliseconds that a leg of a pair waits for its partner before it is answered with 500.
     pub room_timeout_ms: u64,
+    /// Milliseconds that a vLLM prefill engine with NIXL keeps a cache that nobody fetches, from when it can be fetched
+    /// (vLLM's `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, 480 s).
+    pub staged_timeout_ms: u64,
     /// Give each vLLM prefill engine with Mooncake a bootstrap server on a free port. Without one its bootstrap
     /// address is said to be port 8998 of its host.
     pub bootstrap: bool,
@@ -123,6 +126,7 @@ impl Default for Settings {
             connector: Connector::Nixl,
             transfer_ms: 0.0,
             room_timeout_ms: 30_000,
+            staged_timeout_ms: 480_000,
             bootstrap: false,
             keep_body_bytes: 16 << 20,
             max_body_bytes: 1 << 30,

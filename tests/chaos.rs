@@ -76,7 +76,8 @@ fn nothing_is_left_of_chaos() {
     let mut rng = fastrand::Rng::with_seed(seed);
     // SGLang's pairs, whose legs go out at once, and vLLM's, one leg after the other.
     let backends = ["sglang", "vllm"];
-    let pair = ["--prefill", "1", "--decode", "1", "--room-timeout-ms", "1000", "--vllm"];
+    let pair =
+        ["--prefill", "1", "--decode", "1", "--room-timeout-ms", "1000", "--staged-timeout-ms", "10000", "--vllm"];
     let mut fleet: Vec<Engines> = (0..4).map(|_| Engines::start(1, &[])).collect();
     fleet.extend((0..2).map(|vllm| Engines::start(2, &pair[..pair.len() - 1 + vllm])));
     let rogues: Vec<String> = (0..4).map(|_| format!("http://{}", rogue::start(rng.u64(..)))).collect();

@@ -957,6 +957,18 @@ fn nixl_legs_hand_over_by_their_words() {
 }
 
 #[test]
+fn a_cache_that_nobody_fetches_is_given_up() {
+    let fleet = pair(Settings { vllm: true, staged_timeout_ms: 300, ..Settings::default() });
+    let (one, two) = (fleet.engine(0), fleet.engine(1));
+    let (mut prefill, mut decode) = (Client::new(one.addr()), Client::new(two.addr()));
+    let start = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null, "remote_block_ids": null, "remote_host": null, "remote_port": null});
+    let params = prefill.ask(CHAT, &first_leg(start)).json()["kv_transfer_params"].clone();
+    assert!(params["remote_engine_id"].is_string(), "{params}");
+    until(one, |s| s.staged == 0);
+    assert_eq!((decode.ask(CHAT, &second_leg(params)).status, two.stats().bad_transfer), (400, 1));
+}
+
+#[test]
 fn a_vllm_prefill_engine_wants_sanitised_requests() {
     let fleet = pair(Settings { vllm: true, ..Settings::default() });
     let mut client = Client::new(fleet.engine(0).addr());

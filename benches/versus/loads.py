@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 
-from processes import Failed, spent_ns, waited_for
+from processes import Failed, rested_s, spent_ns, waited_for
 from proxies import PAIRING, Proxy
 
 WRK = pathlib.Path(__file__).resolve().parents[2] / "tuning/wrk"
@@ -94,9 +94,10 @@ class Bench:
         waited_for(f"{proxy.name} passed nothing on", 10, wrk, lambda: self.workers.counted() != idle)
         time.sleep(options.warmup)
         wrk.alive()
-        counted, cpu, began = self.workers.counted(), proxy.cpu(), time.monotonic()
+        counted, cpu, idle_s, began = self.workers.counted(), proxy.cpu(), rested_s(options.proxy_core), time.monotonic()
         time.sleep(seconds)
-        counted_after, cpu_after, ended = self.workers.counted(), proxy.cpu(), time.monotonic()
+        counted_after, cpu_after, idle_after_s, ended = (
+            self.workers.counted(), proxy.cpu(), rested_s(options.proxy_core), time.monotonic())
         wrk.process.send_signal(signal.SIGINT)
         try:
             said = wrk.process.communicate(timeout=15)[0].decode()
@@ -124,7 +125,7 @@ class Bench:
         if what == "text_bytes":
             figures |= {"gib_s": n / 2**30 / (ns / 1e9), "cpu_us": ns / 1e3 / max(asked, 1), "rate": asked / elapsed}
         else:
-            figures["cpu_us"] = ns / 1e3 / n
+            figures |= {"cpu_us": ns / 1e3 / n, "core_us": (elapsed - (idle_after_s - idle_s)) * 1e6 / n}
         return figures, failures
 
     def paced(self, port, rate):

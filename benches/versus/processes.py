@@ -122,6 +122,13 @@ def spent_ns(before, after):
     return sum(ns - before.get(thread, 0) for thread, ns in after.items())
 
 
+def rested_s(core):
+    """How long a core has done nothing since the machine started, in steps of 10 ms: what is left of the clock's time is
+    all work there, interrupts included."""
+    fields = next(line.split() for line in text("/proc/stat").splitlines() if line.startswith(f"cpu{core} "))
+    return (int(fields[4]) + int(fields[5])) / TICKS
+
+
 class Children:
     """All children of a run."""
 

@@ -4,10 +4,13 @@
     python3 benches/versus/run.py --quick
     python3 benches/versus/run.py --loads small,stream --proxies haproxy,corelane --rounds 7
     python3 benches/versus/run.py --peers smg,sglang-router --loads small,pairs
+    python3 benches/versus/run.py --loads small --steer
     python3 benches/versus/run.py --from target/versus/rounds.json
 
 floor is a relay that only copies: what a proxy pays that receives and sends each piece as it comes. haproxy-headers is
 HAProxy with the header lines that corelane writes where a client sent none.
+
+On loopback the sender's core does the receiver's share of TCP too. --steer has each core do its own, as on separate hosts.
 
 Every proxy gets one core, workers and load generators another (or several), and all take turns under the same load, in
 several rounds. A table is printed; rounds.json and picture.svg are written. Quote ratios of one run: absolute times
@@ -45,6 +48,7 @@ ROOT = HERE.parents[1]
 import loads  # noqa: E402  (what stands beside this file, without leaving bytecode there)
 import proxies  # noqa: E402
 import report  # noqa: E402
+import steering  # noqa: E402
 from processes import Children, Failed  # noqa: E402
 
 ALL_LOADS = [load for load, *_ in report.LOADS]
@@ -86,6 +90,8 @@ def parsed(arguments):
     p.add_argument("--connections", type=int, help="of idle and streams [9000, or what NOFILE allows]")
     p.add_argument("--proxy-core", type=int, default=0, metavar="CORE", help="[0]")
     p.add_argument("--load-core", type=cores, default={1}, metavar="CORES", dest="load_cores", help="[1]")
+    p.add_argument("--steer", action="store_true",
+                   help="loopback receives on the core of who reads, as hosts of their own do (RFS, for the time of the run; root)")
     p.add_argument("--workers", type=int, default=4, help="mock workers; of pairs half are prefill workers [4]")
     p.add_argument("--policy", default="cache_aware", help="of corelane and the gateways [cache_aware]")
     p.add_argument("--corelane", type=pathlib.Path, default=ROOT / "target/release/corelane", metavar="PATH",
@@ -199,6 +205,7 @@ def written(options, record):
     options.out.mkdir(parents=True, exist_ok=True)
     where, about = record["machine"], record["versions"]
     line = f"{where['cpu']}, {where['cores']} cores, Linux {where['kernel']}; " + ", ".join(dict.fromkeys(about.values()))
+    line += "; loopback receives on the reader's core" if record.get("steered") else ""
     (options.out / "rounds.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (options.out / "picture.svg").write_text(report.picture(record["rounds"], line))
     print(line + report.table(record["rounds"], options.base))
@@ -211,6 +218,9 @@ def joined(paths):
     for path in paths:
         more = json.loads(pathlib.Path(path).read_text())
         record = record or {**more, "rounds": [], "versions": {}, "commands": [], "failed": []}
+        if record.get("steered", False) != more.get("steered", False):
+            raise Failed(f"{path} was measured {'with' if more.get('steered') else 'without'} --steer, the first file was not: "
+                         "they cannot be put together")
         # The same load measured in two runs counts as further rounds, never as the same ones.
         seen = {}
         for r in record["rounds"]:
@@ -229,13 +239,14 @@ def measured(options, children, tools, versions):
                      f"and be among {sorted(apart)} (--proxy-core, --load-core)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (options.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     record = {"machine": machine(), "versions": versions, "commands": [shlex.join(sys.argv)], "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-              "policy": options.policy, "workers": options.workers, "seconds": options.seconds}
+              "policy": options.policy, "steered": options.steer, "workers": options.workers, "seconds": options.seconds}
     os.sched_setaffinity(0, options.load_cores)
     options.proxies = list(versions)
     bench = loads.Bench(options, children, proxies.Ports(options.ports), tools)
     series = loads.Series(bench, lambda words: print(words, file=sys.stderr, flush=True))
     try:
-        loads.measure(bench, series)
+        with steering.steered() if options.steer else contextlib.nullcontext():
+            loads.measure(bench, series)
     finally:
         if series.rounds:
             written(options, {**record, "failed": series.failed, "rounds": series.rounds})

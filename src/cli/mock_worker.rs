@@ -75,6 +75,12 @@ fn command() -> Command {
         )
         .arg(option::<f64>("transfer-ms", "MS", "0", "Time that handing a prompt's cache over takes"))
         .arg(option::<u64>("room-timeout-ms", "MS", "30000", "Longest wait of a leg for its partner, then 500"))
+        .arg(option::<u64>(
+            "staged-timeout-ms",
+            "MS",
+            "480000",
+            "Longest that vLLM's prefill engines with NIXL keep a cache that nobody fetches",
+        ))
         .arg(
             option::<String>("connector", "NAME", "nixl", "How vLLM's engines hand over; mooncake starts bootstrap servers")
                 .value_parser(["nixl", "mooncake"])
@@ -132,6 +138,7 @@ fn settings(matches: &ArgMatches) -> Settings {
         bootstrap: true,
         transfer_ms: fraction("transfer-ms"),
         room_timeout_ms: matches.get_one("room-timeout-ms").copied().unwrap_or_default(),
+        staged_timeout_ms: matches.get_one("staged-timeout-ms").copied().unwrap_or_default(),
         keep_body_bytes: KEEP_BODY_BYTES,
         threads: number("threads"),
         ..default

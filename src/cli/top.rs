@@ -12,10 +12,11 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction};
+use hyper::Method;
 
 use super::{Subcommand, complain, say, tell};
 use crate::config::{self, Config, Origin, flags};
-use crate::control::fetch;
+use crate::control::fetch::Question;
 use crate::control::resolve::Endpoint;
 use crate::control::stats::{MAX_STATS_BYTES, Stats};
 use figures::History;
@@ -107,9 +108,14 @@ impl Source {
             Some(addr) => [addr].into(),
             None => endpoint.look_up().await.map_err(|e| format!("{url}: {e}"))?,
         };
-        let path = format!("{}/stats", endpoint.prefix);
-        let asked =
-            fetch::get_within(MAX_STATS_BYTES, &addrs, &endpoint.authority, &path, token.as_deref(), PATIENCE).await;
+        let question = Question {
+            addrs: &addrs,
+            authority: &endpoint.authority,
+            path: &format!("{}/stats", endpoint.prefix),
+            api_key: token.as_deref(),
+            limit: PATIENCE,
+        };
+        let asked = question.ask(Method::GET, MAX_STATS_BYTES).await;
         let reply = asked.map_err(|failure| format!("{url}: {failure}"))?;
         match reply.status {
             200 => serde_json::from_slice(&reply.body)

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use serde_json::Value;
 
 use super::Tended;
-use super::fetch::{self, Reply};
+use super::fetch::{Question, Reply};
 use super::fleet::News;
 use crate::limits::MAX_DP_SIZE;
 
@@ -81,7 +81,8 @@ async fn ask(tended: &Tended, port: u16) -> Result<EngineIds, String> {
     let authority = format!("{}:{port}", tended.endpoint.bracketed());
     let url = format!("http://{authority}/query");
     // The bootstrap server is not the engine: it has no use for the engine's key.
-    match fetch::get(&addrs, &authority, "/query", None, tended.health_timeout).await {
+    let (limit, api_key) = (tended.health_timeout, None);
+    match (Question { addrs: &addrs, authority: &authority, path: "/query", api_key, limit }).get().await {
         Ok(Reply { status: 200, truncated: false, body }) => engine_ids(&body).map_err(|why| format!("{url}: {why}")),
         Ok(Reply { status: 200, .. }) => Err(format!("{url}: the answer is too long")),
         Ok(Reply { status, .. }) => Err(format!("{url} answers {status}")),

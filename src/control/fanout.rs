@@ -12,7 +12,7 @@ use hyper::Method;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::fetch::{self, Failure, Reply};
+use super::fetch::{Failure, MAX_ANSWER_BYTES, Question, Reply};
 use super::resolve::Endpoint;
 use crate::config::{Backend, Role};
 use crate::limits::MAX_ASKED_AT_ONCE;
@@ -38,9 +38,14 @@ impl Target {
     /// # Errors
     /// See [`Failure`].
     pub async fn ask(&self, method: Method, path: &str) -> Result<Reply, Failure> {
-        let path = format!("{}{path}", self.endpoint.prefix);
-        let key = self.api_key.as_deref();
-        fetch::ask(method, &self.addrs, &self.endpoint.authority, &path, key, ANSWER_TIMEOUT).await
+        let question = Question {
+            addrs: &self.addrs,
+            authority: &self.endpoint.authority,
+            path: &format!("{}{path}", self.endpoint.prefix),
+            api_key: self.api_key.as_deref(),
+            limit: ANSWER_TIMEOUT,
+        };
+        question.ask(method, MAX_ANSWER_BYTES).await
     }
 }
 

@@ -67,79 +67,57 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Gets `path` (prefix included), with the key as `Authorization: Bearer` when there is one.
-///
-/// # Errors
-/// See [`Failure`]; a status of 400 or more is no failure here.
-pub async fn get(
-    addrs: &[SocketAddr],
-    authority: &str,
-    path: &str,
-    api_key: Option<&str>,
-    limit: Duration,
-) -> Result<Reply, Failure> {
-    ask(Method::GET, addrs, authority, path, api_key, limit).await
+/// What is asked of whom.
+#[derive(Clone, Copy)]
+pub struct Question<'a> {
+    pub addrs: &'a [SocketAddr],
+    /// The `Host`.
+    pub authority: &'a str,
+    /// With its prefix.
+    pub path: &'a str,
+    /// Sent as `Authorization: Bearer`.
+    pub api_key: Option<&'a str>,
+    /// For all of it, the body included.
+    pub limit: Duration,
 }
 
-/// The same with another method, and without a body.
-///
-/// # Errors
-/// See [`get`].
-pub async fn ask(
-    method: Method,
-    addrs: &[SocketAddr],
-    authority: &str,
-    path: &str,
-    api_key: Option<&str>,
-    limit: Duration,
-) -> Result<Reply, Failure> {
-    let request = request(method, authority, path, api_key).ok_or(Failure::Unaskable)?;
-    within(MAX_ANSWER_BYTES, addrs, request, limit).await
-}
-
-/// [`get`] with another bound for the answer's body, in bytes.
-///
-/// # Errors
-/// See [`get`].
-pub async fn get_within(
-    most: usize,
-    addrs: &[SocketAddr],
-    authority: &str,
-    path: &str,
-    api_key: Option<&str>,
-    limit: Duration,
-) -> Result<Reply, Failure> {
-    let request = request(Method::GET, authority, path, api_key).ok_or(Failure::Unaskable)?;
-    within(most, addrs, request, limit).await
-}
-
-async fn within(
-    most: usize,
-    addrs: &[SocketAddr],
-    request: Request<Empty<Bytes>>,
-    limit: Duration,
-) -> Result<Reply, Failure> {
-    match timeout(limit, exchange(addrs, request, limit, most)).await {
-        Ok(result) => result,
-        Err(_) => Err(Failure::Timeout(limit)),
+impl Question<'_> {
+    /// Asks with `GET`, and keeps up to [`MAX_ANSWER_BYTES`] of the answer's body.
+    ///
+    /// # Errors
+    /// See [`Failure`]; a status of 400 or more is no failure here.
+    pub async fn get(self) -> Result<Reply, Failure> {
+        self.ask(Method::GET, MAX_ANSWER_BYTES).await
     }
-}
 
-fn request(method: Method, authority: &str, path: &str, api_key: Option<&str>) -> Option<Request<Empty<Bytes>>> {
-    let mut request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(HOST, authority)
-        .header(USER_AGENT, AGENT)
-        .header(CONNECTION, "close")
-        .body(Empty::new())
-        .ok()?;
-    if let Some(key) = api_key {
-        let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
-        value.set_sensitive(true);
-        request.headers_mut().insert(AUTHORIZATION, value);
+    /// The same with another method, without a body, or with another bound for the answer's, in bytes.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    pub async fn ask(self, method: Method, most: usize) -> Result<Reply, Failure> {
+        let request = self.request(method).ok_or(Failure::Unaskable)?;
+        match timeout(self.limit, exchange(self.addrs, request, self.limit, most)).await {
+            Ok(result) => result,
+            Err(_) => Err(Failure::Timeout(self.limit)),
+        }
     }
-    Some(request)
+
+    fn request(&self, method: Method) -> Option<Request<Empty<Bytes>>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(self.path)
+            .header(HOST, self.authority)
+            .header(USER_AGENT, AGENT)
+            .header(CONNECTION, "close")
+            .body(Empty::new())
+            .ok()?;
+        if let Some(key) = self.api_key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        Some(request)
+    }
 }
 
 async fn exchange(

@@ -54,7 +54,7 @@ pub async fn wait<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_us: u
 /// Ready when the client has let the deadline pass, or when the process ends and waits for nobody.
 fn poll_late<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, late: What, cx: &mut Context<'_>) -> Poll<Fault> {
     if lane.is_ending() {
-        return Poll::Ready(What::ClientGone.into());
+        return Poll::Ready(What::ShuttingDown.into());
     }
     client.timer.poll_due(cx).map(|()| late.into())
 }

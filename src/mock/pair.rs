@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::ask::Ask;
@@ -136,9 +137,29 @@ impl Drop for Staged {
     }
 }
 
+/// The time that is left to fetch a parcel.
+struct Expiry(AbortHandle);
+
+impl Expiry {
+    fn start(words: String, ms: u64) -> Expiry {
+        let task = tokio::spawn(async move {
+            sleep(Duration::from_millis(ms)).await;
+            REGISTRY.lock().unwrap().parcels.remove(&words);
+        });
+        Expiry(task.abort_handle())
+    }
+}
+
+impl Drop for Expiry {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// What a NIXL prefill leg has left.
 struct Parcel {
     _staged: Staged,
+    _expiry: Expiry,
     cached: usize,
     request_id: Option<Vec<u8>>,
 }
@@ -353,10 +374,13 @@ impl Leg {
             Kind::Stage { params: Some(params), unsent } if !params.is_null() => {
                 *unsent = true;
                 let staged = Staged::new(&self.engine);
-                let parcel = Parcel { _staged: staged, cached, request_id: self.request_id.clone() };
+                let words = params.to_string();
+                let expiry = Expiry::start(words.clone(), self.engine.settings.staged_timeout_ms);
+                let request_id = self.request_id.clone();
+                let parcel = Parcel { _staged: staged, _expiry: expiry, cached, request_id };
                 let mut registry = REGISTRY.lock().unwrap();
-                registry.parcels.insert(params.to_string(), parcel);
-                registry.parcel_order.push_back(params.to_string());
+                registry.parcels.insert(words.clone(), parcel);
+                registry.parcel_order.push_back(words);
                 if registry.parcel_order.len() > MAX_PARCELS
                     && let Some(old) = registry.parcel_order.pop_front()
                 {

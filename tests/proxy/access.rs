@@ -200,6 +200,30 @@ fn a_body_that_does_not_come_has_its_line() {
     assert_eq!(rig.tally(Tally::Panics), 0);
 }
 
+/// A body that was still coming when the grace period ended did not fail by its client.
+#[test]
+fn a_body_that_the_end_of_the_process_cuts_is_not_the_clients_fault() {
+    let log = Log::new("ending");
+    let rig = rig(&log, 1, |c| c.shutdown_grace = Duration::from_millis(300));
+    let mut clients = Vec::new();
+    for framing in ["Content-Length: 200000\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{"] {
+        let mut http = rig.http();
+        http.send(format!("POST /generate HTTP/1.1\r\nHost: g\r\nx-request-id: mine-1\r\n{framing}").as_bytes());
+        clients.push(http);
+    }
+    until("both are being read", || rig.tally(Tally::ClientBytesIn) > 150);
+    assert!(!rig.gateway.drain(), "something had to be cut");
+    for line in log.lines(2) {
+        let said = ["id", "route", "status", "end"].map(|name| line[name].clone());
+        assert_eq!(said, [json!("mine-1"), json!("/generate"), json!(503), json!("shutting_down")], "{line}");
+    }
+    for http in &mut clients {
+        if let Ok(answer) = http.try_answer_to("POST") {
+            answer.expect_error(503, "shutting_down");
+        }
+    }
+}
+
 #[test]
 fn attempts_and_their_last_worker_are_told() {
     let log = Log::new("attempts");

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{Config, WorkerSpec};
-use crate::control::fetch::{self, Reply};
+use crate::control::fetch::{Question, Reply};
 use crate::control::learn;
 use crate::control::resolve::Endpoint;
 
@@ -160,9 +160,14 @@ impl Asking<'_> {
     }
 
     async fn get(&self, endpoint: &Endpoint, addrs: &[SocketAddr], path: &str) -> Result<Reply, String> {
-        let path = format!("{}{path}", endpoint.prefix);
-        let reply = fetch::get(addrs, &endpoint.authority, &path, self.spec.api_key.as_deref(), self.limit()).await;
-        reply.map_err(|failure| failure.to_string())
+        let question = Question {
+            addrs,
+            authority: &endpoint.authority,
+            path: &format!("{}{path}", endpoint.prefix),
+            api_key: self.spec.api_key.as_deref(),
+            limit: self.limit(),
+        };
+        question.get().await.map_err(|failure| failure.to_string())
     }
 
     async fn models(&self, endpoint: &Endpoint, addrs: &[SocketAddr]) -> Result<Vec<String>, String> {
