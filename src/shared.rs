@@ -108,7 +108,7 @@ impl Shared {
     /// Limits requests to `permits` at a time (0: not), with `places` for those that wait (boot and control only).
     pub fn limit_requests(&self, permits: u32, places: u32) {
         // Who goes by a configuration with a limit, when there is none any more, does not have to wait.
-        let permits = if permits == 0 { u32::MAX } else { permits };
+        let permits = if permits == 0 { admission::UNLIMITED } else { permits };
         for lane in self.admission.open(permits, places) {
             self.handover.ring(lane);
         }

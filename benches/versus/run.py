@@ -10,7 +10,8 @@
 floor is a relay that only copies: what a proxy pays that receives and sends each piece as it comes. haproxy-headers is
 HAProxy with the header lines that corelane writes where a client sent none.
 
-On loopback the sender's core does the receiver's share of TCP too. --steer has each core do its own, as on separate hosts.
+On loopback the sender's core does the receiver's share of TCP too. --steer has every side receive on the core where it reads
+(RFS, host-wide while the run lasts); that takes interrupts between the cores, of which proxies cause unlike numbers.
 
 Every proxy gets one core, workers and load generators another (or several), and all take turns under the same load, in
 several rounds. A table is printed; rounds.json and picture.svg are written. Quote ratios of one run: absolute times
@@ -91,7 +92,7 @@ def parsed(arguments):
     p.add_argument("--proxy-core", type=int, default=0, metavar="CORE", help="[0]")
     p.add_argument("--load-core", type=cores, default={1}, metavar="CORES", dest="load_cores", help="[1]")
     p.add_argument("--steer", action="store_true",
-                   help="loopback receives on the core of who reads, as hosts of their own do (RFS, for the time of the run; root)")
+                   help="loopback receives on the core of who reads (RFS; needs root)")
     p.add_argument("--workers", type=int, default=4, help="mock workers; of pairs half are prefill workers [4]")
     p.add_argument("--policy", default="cache_aware", help="of corelane and the gateways [cache_aware]")
     p.add_argument("--corelane", type=pathlib.Path, default=ROOT / "target/release/corelane", metavar="PATH",
@@ -169,6 +170,9 @@ def check(options, children, tools):
         where = options.corelane if name == "corelane" else options.venv / name if name in proxies.PEERS else proxies.tool(name)
         found = proxies.version(name, options) if name != "wrk" else where and proxies.said([where, "-v"])
         print(f"{name:15} {f'{found}  ({where})' if found else 'missing'}")
+    if options.steer:
+        with steering.steered():
+            print("steering works: switched on and back")
     bench = loads.Bench(options, children, proxies.Ports(options.ports), tools)
     options.seconds, options.warmup = 0.2, 0
     found = bench.paced(bench.workers.ports[0], 500)
@@ -216,7 +220,10 @@ def joined(paths):
     """Rounds of several runs, under the machine of the first."""
     record = None
     for path in paths:
-        more = json.loads(pathlib.Path(path).read_text())
+        try:
+            more = json.loads(pathlib.Path(path).read_text())
+        except (OSError, ValueError) as e:
+            raise Failed(f"{path} has no rounds of a run: {e}") from None
         record = record or {**more, "rounds": [], "versions": {}, "commands": [], "failed": []}
         if record.get("steered", False) != more.get("steered", False):
             raise Failed(f"{path} was measured {'with' if more.get('steered') else 'without'} --steer, the first file was not: "

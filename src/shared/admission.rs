@@ -20,6 +20,8 @@ use super::Shared;
 
 /// One permit in use, as it stands in the packed word; the number of those who wait lies below.
 const ONE_IN_USE: u64 = 1 << 32;
+/// So many permits that there is no limit.
+pub const UNLIMITED: u32 = u32::MAX;
 
 const fn in_use(word: u64) -> u32 {
     (word >> 32) as u32
@@ -100,7 +102,7 @@ impl Admission {
         }
     }
 
-    /// Sets how many permits and places there are; [`Shared::limit_requests`] for when somebody may wait already. With
+    /// Sets how many permits ([`UNLIMITED`] for as many as are asked for) and places there are; [`Shared::limit_requests`] for when somebody may wait already. With
     /// fewer permits than are in use, nobody is let in before enough have come back; who waits keeps the place. Gives
     /// the lanes whose bells are to be rung, because there is room for some who wait.
     pub fn open(&self, permits: u32, places: u32) -> Vec<usize> {
@@ -131,7 +133,10 @@ impl Admission {
 
     /// How many permits there are; 0: no limit.
     pub fn permits(&self) -> u32 {
-        self.permits.load(Ordering::Relaxed)
+        match self.permits.load(Ordering::Relaxed) {
+            UNLIMITED => 0,
+            permits => permits,
+        }
     }
 
     /// Permits in use at the moment.

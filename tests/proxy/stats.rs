@@ -71,6 +71,16 @@ fn the_figures_are_what_happened() {
     until("the lanes have published", || stats(&rig).lanes.iter().all(|lane| lane.cpu_us > 0 && lane.tasks > 0));
 }
 
+/// No limit is shown as none, at the start and after a limit.
+#[test]
+fn no_limit_is_shown_as_none() {
+    let rig = Rig::new(1);
+    for (permits, shown) in [(0, 0), (7, 7), (0, 0)] {
+        rig.gateway.shared().limit_requests(permits, 0);
+        assert_eq!(stats(&rig).queue.permits, shown);
+    }
+}
+
 #[test]
 fn what_is_held_now_is_shown() {
     let rig = Rig::with(Settings::default(), 1, |c| (c.max_concurrent_requests, c.queue_size) = (1, 8));
