@@ -110,7 +110,7 @@ faults! {
     CutStalled         = Relay    Worker  0   "worker_stalled"            false "The worker's answer did not go on in time.";
     CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
-    ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading, or sending its body.";
+    ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading or sending, or it was waited for when the time of the request was over.";
     Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";
 }
 

@@ -181,10 +181,7 @@ impl<W: Wire> Flow<W> {
         request.started_us = lane.wire.now_us();
         request.peer = client.peer;
         if let Err(fault) = receive::receive(lane, client, request, first).await {
-            let gone = fault.what == What::ClientGone;
-            let then = self.refuse(client, request, fault).await;
-            // Nothing of it was answered, but the answer before it may be on its way: a reset would take that along.
-            return if gone { Then::Close } else { then };
+            return self.refuse(client, request, fault).await;
         }
         match request.inspector.finish(&request.input[request.head_len..]) {
             Ok(ask) => request.ask = ask,
@@ -439,7 +436,8 @@ impl<W: Wire> Flow<W> {
         if row.status == 0 {
             settle::count(lane, request, 0, Some(fault.what));
             lane.count(Tally::ClientsLeft, 1);
-            return Then::Cut;
+            // Nothing of it was answered, but the answer before it may be on its way: a reset would take that along.
+            return if fault.what == What::ClientGone { Then::Close } else { Then::Cut };
         }
         let mut out = lane.buffers.take();
         request.keep_alive.set(request.keep_alive.get() && request.is_whole() && !lane.is_draining());

@@ -607,7 +607,8 @@ pub const OPTIONS: &[Row] = &[
          copied. splice: all payload is moved by the kernel, which costs more than copying where chunks are small. copy: \
          everything is copied. So it is with bodies of requests on extra_routes, into which nobody looks: one with a \
          Content-Length, of which 1 MiB or more (splice: 32 KiB; copy: never) is still to come, is not held but follows as \
-         it comes, on a new connection to the worker, and is not tried at another one when a part of it is gone.",
+         it comes, on a new connection to the worker, and is not tried at another one when a part of it is gone. \
+         An answer that is complete before it ends it: the worker gets no more.",
     ),
     row(
         Section::Relaying,

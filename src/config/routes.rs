@@ -147,7 +147,7 @@ pub const ROUTES: &[Route] = &[
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Routes\n\nEvery path that is answered on the public address, besides those of `[[extra_routes]]`; any other is \
-         404, another method 405. `*` stands for one segment. *Pairs*: a prefill and a decode worker serve it together, \
+         404, another method 405. `*` stands for one segment, which where a worker answers is not `.` or `..` and has no encoded slash. *Pairs*: a prefill and a decode worker serve it together, \
          where the model has such pairs. Written from the table in `src/config/routes.rs` \
          (`CORELANE_BLESS=1 cargo test routes_page_matches_the_table` rewrites this page).\n\n\
          | path | methods | body | answered by | pairs |\n|---|---|---|---|---|\n",
@@ -181,11 +181,36 @@ pub fn markdown() -> String {
 
 /// The row number of a path (without query), if the table has it.
 pub fn find(path: &[u8]) -> Option<usize> {
-    ROUTES.iter().position(|r| matches(r.path.as_bytes(), path))
+    ROUTES.iter().position(|r| match r.answer {
+        // The name of a model may have a slash, which clients encode; no worker sees it.
+        Answer::Model => fits(r.path.as_bytes(), path, |segment| !segment.is_empty()),
+        _ => matches(r.path.as_bytes(), path),
+    })
 }
 
-/// Whether a path is what a pattern (with `*` for one segment) says.
+/// Whether everybody takes it for one segment: it is neither empty nor `.` or `..`, and has nothing that becomes a slash
+/// where it is decoded. Percent-encoding is looked through once, as a worker does.
+pub fn is_segment(segment: &[u8]) -> bool {
+    let mut dots = 0;
+    let mut rest = segment;
+    while let [first, more @ ..] = rest {
+        let escape = if *first == b'%' { more.get(..2) } else { None };
+        match (first, escape) {
+            (b'\\', _) | (_, Some([b'2', b'f' | b'F'] | [b'5', b'c' | b'C'])) => return false,
+            (_, Some([b'2', b'e' | b'E'])) => (dots, rest) = (dots + 1, &more[2..]),
+            (b'.', _) => (dots, rest) = (dots + 1, more),
+            _ => (dots, rest) = (3, more),
+        }
+    }
+    dots > 2
+}
+
+/// Whether a path is what a pattern (with `*` for [one segment](is_segment)) says.
 pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
+    fits(pattern, path, is_segment)
+}
+
+fn fits(pattern: &[u8], path: &[u8], may: fn(&[u8]) -> bool) -> bool {
     if !pattern.contains(&b'*') {
         return pattern == path;
     }
@@ -194,7 +219,7 @@ pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
     loop {
         match (want.next(), have.next()) {
             (None, None) => return true,
-            (Some(b"*"), Some(segment)) if !segment.is_empty() => {}
+            (Some(b"*"), Some(segment)) if may(segment) => {}
             (Some(w), Some(h)) if w == h && w != b"*" => {}
             _ => return false,
         }
@@ -227,6 +252,17 @@ mod tests {
             ["/", "", "/v1/chat/completions/", "/v1/chat", "/flush_cache", "/v1/responses/", "/v1/responses/a/b"]
         {
             assert_eq!(find(path.as_bytes()), None, "{path}");
+        }
+    }
+
+    /// What a worker may take for another path is no path of the table.
+    #[test]
+    fn a_star_is_one_segment_for_everybody() {
+        for one in ["a", "...", "a..", "..a", "resp_1", "%41", "a%20b", "%2", "%", "%252f", ".%2e.", "a.b"] {
+            assert!(matches(b"/v1/responses/*", format!("/v1/responses/{one}").as_bytes()), "{one}");
+        }
+        for other in ["", ".", "..", "%2e", "%2E.", ".%2e", "a%2fb", "..%2f..%2fflush_cache", "a%5Cb", "a\\b"] {
+            assert!(!matches(b"/v1/responses/*", format!("/v1/responses/{other}").as_bytes()), "{other}");
         }
     }
 }

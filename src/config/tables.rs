@@ -11,7 +11,7 @@ use toml_edit::{Item, TableLike, Value};
 
 use super::fields::{PROBE_SECS, THRESHOLD, api_key, connector, engine, group, label, model, role, target};
 use super::mistakes::{Mistake, Origin, Wrong, nearest, quote};
-use super::routes::ROUTES;
+use super::routes::{ROUTES, is_segment};
 use super::toml::{FromFile, Places, article};
 use super::workers::{Draft, NO_PORT};
 use super::{ExtraRoute, Role, WorkerSpec, WorkerUrl};
@@ -319,6 +319,9 @@ fn route_path(path: &str) -> Result<(), Wrong> {
     }
     if path.split('/').any(|segment| segment.contains('*') && segment != "*") {
         return wrong("has a * within a segment", "* stands for one whole segment, as in /v1/adapters/*");
+    }
+    if path.split('/').any(|segment| !segment.is_empty() && !is_segment(segment.as_bytes())) {
+        return wrong("has a segment . or .., or an encoded slash", "give the path as the worker serves it");
     }
     if let Some(route) = ROUTES.iter().find(|route| overlap(route.path, path)) {
         return wrong(&format!("overlaps with the built-in route {}", route.path), "leave it out");

@@ -251,9 +251,9 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
         self.rest[0].is_none() && self.upload.is_none()
     }
 
-    /// Whether it is the client that is waited for, whose body follows.
-    fn awaits_client(&self) -> bool {
-        self.upload.as_ref().is_some_and(|upload| upload.awaits_client())
+    /// Clock since when the client is waited for, whose body follows, if it is.
+    fn awaits_since(&self) -> Option<u64> {
+        self.upload.as_ref().and_then(|upload| upload.awaits_since())
     }
 
     /// Moves on; never waits for more than the next piece.
@@ -289,6 +289,11 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
     fn fail(&mut self) {
         (*self.rest, *self.upload, self.failed) = ([None, None], None, true);
     }
+}
+
+/// Whether so little time has passed since then that what happens now has to do with what happened then.
+fn is_at_once<W: Wire>(lane: &Lane<W>, since_us: u64) -> bool {
+    lane.wire.now_us().saturating_sub(since_us) <= AT_ONCE_US
 }
 
 /// Where the body of an answer begins, as far as it can be seen; what follows can then be moved by the kernel.
@@ -341,7 +346,7 @@ async fn exchange<'a, W: Wire>(
                 return Poll::Ready(Event::Bytes(got));
             }
             // Who is being read from is watched by that.
-            let watched = client.filter(|_| !sending.awaits_client());
+            let watched = client.filter(|_| sending.awaits_since().is_none());
             if let Some(what) = pointless(lane, watched, cx) {
                 return Poll::Ready(Event::Pointless(what));
             }
@@ -351,15 +356,16 @@ async fn exchange<'a, W: Wire>(
         let mut chunk = match event {
             Event::Pointless(what) => return Err(what.into()),
             // The worker is not to blame for a client that did not send.
-            Event::Late if sending.awaits_client() => return Err(What::BodyTimeout.into()),
+            Event::Late if sending.awaits_since().is_some() => return Err(What::BodyTimeout.into()),
             Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
             Event::Late => return Err(What::RequestTimeout.into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
-            // Nor is it, when it did not wait as long as this gateway would have.
-            Event::Bytes(_) if sending.awaits_client() => return Err(What::WorkerGaveUp.into()),
+            // Nor is it, when it waited, though not as long as this gateway would have.
+            Event::Bytes(_) if gathered.is_none() && sending.awaits_since().is_some_and(|at| !is_at_once(lane, at)) => {
+                return Err(What::WorkerGaveUp.into());
+            }
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {
-                let at_once = lane.wire.now_us().saturating_sub(sending.last_us) <= AT_ONCE_US;
-                return Err(Broken::Silent { at_once });
+                return Err(Broken::Silent { at_once: is_at_once(lane, sending.last_us) });
             }
             Event::Bytes(_) => return Err(What::WorkerReset.into()),
         };

@@ -231,6 +231,8 @@ pub struct Request {
     pub head: RequestHead,
     /// The head's bytes, for a body during whose arrival `input` can get lost.
     pub head_copy: Vec<u8>,
+    /// Bytes of the body that came and were lost with `input`.
+    pub lost: usize,
     /// Where the body begins in `input`.
     pub head_len: usize,
     /// A head for the worker's answer, while nobody has taken it.
@@ -296,6 +298,7 @@ impl Request {
             input: Rc::default(),
             head: RequestHead::new(),
             head_copy: Vec::new(),
+            lost: 0,
             head_len: 0,
             spare_head: ResponseHead::new(),
             inspector: Inspector::new(),
@@ -337,7 +340,7 @@ impl Request {
         }
         self.head.reset();
         self.spare_head.reset();
-        self.head_len = 0;
+        (self.head_len, self.lost) = (0, 0);
         self.ask = Ask::default();
         self.route = ROUTES.len();
         self.extra = None;

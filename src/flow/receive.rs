@@ -279,6 +279,8 @@ async fn read_length<W: Wire>(
     if filled.is_err() && request.input.len() < request.head_len {
         let head = std::mem::take(&mut request.head_copy);
         *request.input_mut() = head;
+    } else {
+        request.lost = 0;
     }
     filled
 }
@@ -291,6 +293,8 @@ async fn fill<W: Wire>(
     end: usize,
 ) -> Result<(), Fault> {
     while request.input.len() < end {
+        // What the kernel still has when this is given up.
+        request.lost = request.input.len() - request.head_len;
         let missing = end - request.input.len();
         let next = missing.min(BODY_TURN_BYTES);
         hold(lane, &mut request.held, request.input.len() - request.head_len + next)?;

@@ -359,11 +359,14 @@ fn pass_both<'a, W: Wire>(
     Box::pin(async move {
         let mut passes = std::pin::pin!(pass(lane, client, request, conn, passing));
         let mut follows = true;
+        let mut sent = request.sent.get();
         poll_fn(|cx| {
-            if follows {
+            while follows {
                 match follow(conn, cx) {
-                    Poll::Pending => {}
+                    Poll::Pending => break,
                     Poll::Ready(Ok(())) => follows = false,
+                    // The worker does without the rest of the body, as the client seems to know.
+                    Poll::Ready(Err(What::ClientStalled)) if sent != request.sent.get() => sent = request.sent.get(),
                     Poll::Ready(Err(what)) => return Poll::Ready(Err(what)),
                 }
             }

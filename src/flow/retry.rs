@@ -46,7 +46,7 @@ impl<W: Wire> Flow<W> {
     /// be reached.
     pub(super) fn after_fault(&self, request: &mut Request, slot: Slot, fault: &Fault, begun: bool) -> Option<u64> {
         let refused = fault.row().retry;
-        let unanswered = matches!(fault.what, What::WorkerReset | What::FirstByteTimeout);
+        let unanswered = matches!(fault.what, What::WorkerReset | What::WorkerGaveUp | What::FirstByteTimeout);
         if !(refused || unanswered && request.config.retry.unanswered) || request.unread.taken() > 0 {
             return None;
         }

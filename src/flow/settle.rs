@@ -114,7 +114,7 @@ fn record<W: Wire>(lane: &Lane<W>, request: &Request, status: u16, fault: Option
         reason: choice.reason,
         matched: (choice.matched, choice.symbols),
         attempts: request.attempts.get(),
-        bytes_in: request.input.len() as u64 + request.unread.taken(),
+        bytes_in: (request.input.len() + request.lost) as u64 + request.unread.taken(),
         bytes_out: request.sent.get(),
         head_us: since(request.head_us, begun),
         body_us: since(request.body_us.max(request.unread.whole_us()), request.head_us),

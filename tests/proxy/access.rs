@@ -197,6 +197,8 @@ fn a_body_that_does_not_come_has_its_line() {
         let said = ["id", "route", "status", "end"].map(|name| line[name].clone());
         assert_eq!(said, [json!("mine-1"), json!("/generate"), json!(408), json!("body_timeout")], "{line}");
     }
+    let came: Vec<Value> = log.lines(2).iter().map(|line| line["bytes_in"].clone()).collect();
+    assert_eq!(came, [100, 150_000].map(|body| json!(head.len() + body)));
     assert_eq!(rig.tally(Tally::Panics), 0);
 }
 

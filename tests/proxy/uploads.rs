@@ -101,7 +101,7 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
                         return None;
                     }
-                    "begins" => {
+                    "begins" | "mute" => {
                         let len = length.to_string().len() + 17;
                         let begun = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n{length} ");
                         stream.write_all(begun.as_bytes()).ok()?;
@@ -109,6 +109,13 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                     "tires" => {
                         std::thread::sleep(Duration::from_millis(200));
                         return None;
+                    }
+                    "drips" => {
+                        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n").ok()?;
+                        for _ in 0..20 {
+                            stream.write_all(b".").ok()?;
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
                     }
                     "stops" => std::thread::sleep(Duration::from_secs(3600)),
                     _ => {}
@@ -125,6 +132,17 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
         if echoed > 0 {
             stream.write_all(&buf[echoed..length]).ok()?;
             buf.drain(..length);
+            continue;
+        }
+        if what == "mute" {
+            // The gateway ends it.
+            let _ = read(&mut stream, &mut buf, &mut more);
+            seen.cut.fetch_add(1, SeqCst);
+            return None;
+        }
+        if what == "large" {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 5 * MIB);
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b'A'; 5 * MIB])).ok()?;
             continue;
         }
         let said = format!("{length} {:016x}", fnv1a64(&buf[..length]));
@@ -175,6 +193,10 @@ fn told(body: &[u8]) -> String {
 
 fn uploaded(gateway: &Gateway) -> (u64, u64) {
     (tally_of(gateway, Tally::UploadCopied), tally_of(gateway, Tally::UploadSpliced))
+}
+
+fn faults(gateway: &Gateway, what: What) -> u64 {
+    gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum()
 }
 
 fn settles(gateway: &Gateway) {
@@ -320,8 +342,88 @@ fn a_client_that_stops_sending_has_no_whole_answer() {
     assert!(silent.buf.len() < 3 * MIB + 1);
     until("the worker's connection is closed", || worker.cut() == 1);
     settles(&gateway);
-    let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
-    assert_eq!(faults(What::ClientStalled), 1);
+    assert_eq!(faults(&gateway, What::ClientStalled), 1);
+}
+
+/// It may stop, since it was told that nothing follows; then an answer that goes on is passed to its end.
+#[test]
+fn an_answer_that_does_without_the_body_is_passed_on() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.body_timeout = Duration::from_millis(500));
+    let mut http = Http::connect(gateway.address());
+    let bytes = request("POST", "/up/drips-0", &[], &body(3 * MIB));
+    let answer = http.send(&bytes[..MIB / 2]).answer().expect(200);
+    assert_eq!((answer.text(), answer.header("connection")), (".".repeat(20), Some("close")));
+    settles(&gateway);
+    assert_eq!(faults(&gateway, What::ClientStalled), 0);
+}
+
+/// Nor is the worker of a client that is still sending when the request's time is over.
+#[test]
+fn time_that_a_client_used_up_is_not_the_workers_fault() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| {
+        c.breaker.failures = 1;
+        c.request_timeout = Duration::from_secs(1);
+    });
+    let mut http = Http::connect(gateway.address());
+    let bytes = request("POST", "/up/drips-0", &[], &body(3 * MIB));
+    let mut sends = http.stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        for piece in bytes.chunks(2000).take(200) {
+            if sends.write_all(piece).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    http.head().unwrap();
+    while http.fill().is_ok() {}
+    sender.join().unwrap();
+    settles(&gateway);
+    assert_eq!((faults(&gateway, What::CutTimeout), faults(&gateway, What::ClientStalled)), (0, 1));
+    Http::connect(gateway.address()).ask("GET", "/up/whole", &[], b"").expect(200);
+}
+
+/// Its silence counts from when it has the whole body, also where its answer had begun before.
+#[test]
+fn a_worker_that_has_the_body_may_not_be_silent_for_ever() {
+    for relay in [Relay::Auto, Relay::Splice] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], relay, |c| c.stall_timeout = Duration::from_millis(300));
+        let mut http = Http::connect(gateway.address());
+        let bytes = request("POST", "/up/mute-0", &[], &body(3 * MIB));
+        http.send(&bytes[..MIB]).head().unwrap();
+        // The clock does not run before.
+        std::thread::sleep(Duration::from_millis(600));
+        http.send(&bytes[MIB..]);
+        while http.fill().is_ok() {}
+        until("the worker's connection is closed", || worker.cut() == 1);
+        settles(&gateway);
+        assert_eq!(faults(&gateway, What::CutStalled), 1);
+    }
+}
+
+/// An answer that is still on its way to a slow reader is not lost to what becomes of the request behind it.
+#[test]
+fn an_upload_that_ends_early_leaves_the_answer_before_it() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let mut http = Http::connect(gateway.address());
+    http.send(b"GET /up/large HTTP/1.1\r\nHost: g\r\n\r\n");
+    // Read no more than it takes for the rest to be in the kernel's hands.
+    until("the answer has left the gateway", || {
+        let over = in_flight(&gateway) == 0 && worker.seen.requests.load(SeqCst) == 1;
+        over || http.fill().is_err()
+    });
+    let bytes = request("POST", "/up/whole", &[], &body(4 * MIB));
+    http.send(&bytes[..1000]);
+    until("the upload has begun", || worker.seen.requests.load(SeqCst) == 2);
+    http.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    settles(&gateway);
+    let answer = http.answer().expect(200);
+    assert!(answer.body.len() == 5 * MIB && answer.body.iter().all(|&b| b == b'A'));
+    http.expect_closed();
 }
 
 /// Nor is one that says nothing because it waits for the client, whatever it has said before.
@@ -368,6 +470,36 @@ fn what_is_no_answer_yet_does_not_end_the_upload() {
         assert_eq!(http.ask("POST", path, &[], &body).expect(200).text(), told(&body));
         assert_eq!(http.ask("GET", "/up/whole", &[], b"").expect(200).text(), told(b""));
     }
+    settles(&gateway);
+}
+
+/// As long as it took nothing, another one can be tried.
+#[test]
+fn a_worker_that_gives_up_before_the_body_is_replaced() {
+    let workers = [Worker::start(), Worker::start()];
+    let gateway = gateway(&workers.each_ref().map(|w| w.address), Relay::Auto, |c| c.retry.unanswered = true);
+    let bytes = request("POST", "/up/tires-0", &[], &body(4 * MIB));
+    let mut http = Http::connect(gateway.address());
+    http.send(&bytes[..bytes.len() - 4 * MIB]).answer().expect_error(502, "worker_gave_up");
+    settles(&gateway);
+    assert!(workers.iter().all(|worker| worker.seen.requests.load(SeqCst) > 0));
+    assert!(tally_of(&gateway, Tally::Retries) > 0);
+}
+
+/// A client that has sent a moment ago did not keep it waiting.
+#[test]
+fn a_worker_that_dies_while_the_client_sends_is_to_blame() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let mut http = Http::connect(gateway.address());
+    let bytes = request("POST", "/up/dies-1000000", &[], &body(32 * MIB));
+    for piece in bytes.chunks(20_000) {
+        if http.stream.write_all(piece).is_err() || worker.seen.requests.load(SeqCst) > 0 && worker.bytes() > 990_000 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    http.answer().expect_error(502, "worker_reset");
     settles(&gateway);
 }
 

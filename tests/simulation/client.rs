@@ -230,7 +230,7 @@ impl Ask {
             ask.malformed = Some("its end");
         }
         ask.gap_us = world.one(&[0, 0, 0, 200, 5_000]);
-        if fault(8) || route == Route::Upload && n > 0 && world.once_in(4) {
+        if fault(8) || route == Route::Upload && n > 0 && world.once_in(2) {
             ask.gap_us = 400_000;
         }
         ask

@@ -423,7 +423,9 @@ impl Host {
         });
         // While a body follows, what happens before its end is of interest.
         let early = n > 0 && ask.route == Route::Upload && length > 40_000 && world.once_in(3);
-        let cut = if early && world.once_in(2) { Some((0, Exit::Fin)) } else { cut };
+        // Of a body that comes slowly it waits for the rest, and then gives up, perhaps within a pause of its client's.
+        let patient = n > 0 && ask.route == Route::Upload && length > 40_000 && ask.gap_us > 100_000;
+        let cut = if patient || early && world.once_in(2) { Some((0, Exit::Fin)) } else { cut };
         let whole = cut.is_none_or(|(at, exit)| at == bytes.len() && !(by_close && exit != Exit::Fin));
         let given = Given {
             token: delivery.token,
@@ -457,11 +459,15 @@ impl Host {
         }
         let late = fault(5) || asked.leaves.get() && world.once_in(2);
         let slow = fault(4);
-        let reads = (early || length > 0 && fault(4)).then(|| world.roll(0, length as u64) as usize);
+        let reads = (patient || early || length > 0 && fault(4)).then(|| world.roll(0, length as u64) as usize);
         let well = cut.is_none() && broken == 0 && !late && !slow && reads.is_none() && exit.is_none() && !excess;
         Act {
             reads,
-            first_us: if late { world.roll(0, 5_000_000) } else { world.one(&[0, world.roll(0, 40_000)]) },
+            first_us: match (late, patient) {
+                (true, _) => world.roll(0, 5_000_000),
+                (_, true) => world.roll(100_000, 200_000),
+                _ => world.one(&[0, world.roll(0, 40_000)]),
+            },
             gap_us: if slow { world.roll(1, 1_500_000) } else { world.one(&[0, 0, 100, 5_000]) },
             status,
             bytes,

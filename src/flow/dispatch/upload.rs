@@ -47,8 +47,8 @@ pub struct Upload<'a, W: Wire> {
     chunk: Option<Chunk>,
     /// Bytes that are received before a pipe is asked for again.
     pipeless: u64,
-    /// Whether it is the client that is waited for.
-    awaits_client: bool,
+    /// Clock since when it is the client that is waited for.
+    awaits_since: Option<u64>,
     /// Clock when the worker's socket was last given something.
     poured_us: u64,
 }
@@ -73,7 +73,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             pipe: None,
             chunk: None,
             pipeless: 0,
-            awaits_client: false,
+            awaits_since: None,
             poured_us: 0,
         }))
     }
@@ -89,9 +89,9 @@ impl<'a, W: Wire> Upload<'a, W> {
         }))
     }
 
-    /// Whether it is the client that is waited for.
-    pub(super) fn awaits_client(&self) -> bool {
-        self.awaits_client
+    /// Clock since when it is the client that is waited for, if it is.
+    pub(super) fn awaits_since(&self) -> Option<u64> {
+        self.awaits_since
     }
 
     /// Clock when the worker's socket was last given something; 0 before.
@@ -127,7 +127,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             }
             match (drawn, poured) {
                 (Step::Moved(n), _) | (_, Step::Moved(n)) => {
-                    self.awaits_client = false;
+                    self.awaits_since = None;
                     turn += n;
                     if turn >= SPLICE_TURN_BYTES {
                         cx.waker().wake_by_ref();
@@ -135,14 +135,19 @@ impl<'a, W: Wire> Upload<'a, W> {
                     }
                 }
                 (_, Step::Waits) => {
-                    self.awaits_client = false;
+                    self.awaits_since = None;
                     return Poll::Pending;
                 }
                 _ => {
-                    if !std::mem::replace(&mut self.awaits_client, true) {
-                        self.timer.set(self.deadline_us.min(lane.wire.now_us() + self.pause_us));
+                    let now = lane.wire.now_us();
+                    if self.awaits_since.is_none() {
+                        self.awaits_since = Some(now);
+                        self.timer.set(self.deadline_us.min(now + self.pause_us));
                     }
-                    return self.timer.poll_due(cx).map(|()| Err(Stopped::Client(What::BodyTimeout)));
+                    std::task::ready!(self.timer.poll_due(cx));
+                    // Who goes on waiting does so for another pause.
+                    self.awaits_since = None;
+                    return Poll::Ready(Err(Stopped::Client(What::BodyTimeout)));
                 }
             }
         }

@@ -23,7 +23,8 @@ pub(super) async fn next<W: Wire>(
     let deadline = request.deadline_us();
     let mut next: Option<Chunk> = None;
     let mut stall = None;
-    client.timer.set(lane.stall_deadline(request.stall_timeout(), deadline));
+    let mut limit = request.stall_timeout();
+    client.timer.set(lane.stall_deadline(limit, deadline));
     poll_fn(|cx| {
         if lane.is_ending() {
             return Poll::Ready(Event::Fault(What::CutEnding));
@@ -34,6 +35,11 @@ pub(super) async fn next<W: Wire>(
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
                 Poll::Pending if client.has_left(cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
                 Poll::Pending => {
+                    // The body has become whole meanwhile.
+                    if limit != request.stall_timeout() {
+                        limit = request.stall_timeout();
+                        client.timer.set(lane.stall_deadline(limit, deadline));
+                    }
                     let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
                     return client.timer.poll_due(cx).map(|()| Event::Fault(late));
                 }

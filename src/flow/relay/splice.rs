@@ -6,6 +6,7 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::Event;
 use crate::fault::What;
@@ -44,7 +45,8 @@ pub(super) async fn splice<W: Wire>(
 /// Who is waited for, on the client's timer.
 enum Clock {
     Stands,
-    Worker,
+    /// It may be silent for so long.
+    Worker(Duration),
     Client(Stall),
 }
 
@@ -199,9 +201,11 @@ impl<W: Wire> Moving<'_, W> {
         if self.client.has_left(cx) {
             return Poll::Ready(What::ClientLeft);
         }
-        if !matches!(self.clock, Clock::Worker) {
-            self.clock = Clock::Worker;
-            self.client.timer.set(self.lane.stall_deadline(self.request.stall_timeout(), self.request.deadline_us()));
+        // It changes when the body that follows becomes whole.
+        let limit = self.request.stall_timeout();
+        if !matches!(self.clock, Clock::Worker(known) if known == limit) {
+            self.clock = Clock::Worker(limit);
+            self.client.timer.set(self.lane.stall_deadline(limit, self.request.deadline_us()));
         }
         let late =
             if self.lane.wire.now_us() < self.request.deadline_us() { What::CutStalled } else { What::CutTimeout };
