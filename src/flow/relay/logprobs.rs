@@ -56,7 +56,9 @@ impl Prefilled {
         for (kept, array) in self.prompts[nth].iter_mut().zip(arrays) {
             let Some(contents) = array.and_then(|array| contents(array.of(meta.of(answer)))) else { continue };
             if kept.is_none() || !contents.is_empty() {
-                *kept = Some(contents.into());
+                // A line of an event's data has no line ends; in JSON they stand between values alone, where a space does.
+                let space = |byte: &u8| if matches!(byte, b'\n' | b'\r') { b' ' } else { *byte };
+                *kept = Some(contents.iter().map(space).collect());
             }
         }
     }

@@ -132,6 +132,16 @@ fn events_are_matched_by_index() {
     assert!(Prefilled::read(event(Some(4_000_000_000), "[1]").as_bytes(), true).is_none());
 }
 
+/// Events stay events, however the prefill's JSON is laid out.
+#[test]
+fn line_ends_within_arrays_do_not_end_an_event() {
+    let prefill = "{\"meta_info\":{\"input_token_logprobs\":[[-1.0,\n\n3,\r\n\"a\\nb\"]\n,[0,1,null]]}}";
+    let prefilled = Prefilled::read(prefill.as_bytes(), false).unwrap();
+    let mut out = Vec::new();
+    prefilled.merge_event(event(None, "[]").as_bytes(), &mut out);
+    assert_eq!(String::from_utf8(out).unwrap(), event(None, "[[-1.0,  3,  \"a\\nb\"] ,[0,1,null]]"));
+}
+
 fn streamed(stream: &[u8], ends: impl IntoIterator<Item = usize>) -> Vec<u8> {
     let mut merging = Stream::new(Prefilled::read(PREFILL.as_bytes(), false).unwrap());
     let (mut out, mut pos) = (Vec::new(), 0);
