@@ -102,6 +102,7 @@ faults! {
     WorkerGaveUp       = Dispatch Client  502 "worker_gave_up"            false "The worker closed the connection while the rest of the body was waited for.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
+    TimeUsedUp         = Dispatch Gateway 504 "request_time_used_up"      false "The time that this gateway allows a request was over before the worker had had half of it.";
     FirstByteTimeout   = Dispatch Worker  504 "worker_silent"             false "The worker did not answer in time.";
     OutOfMemory        = Receive  Gateway 503 "out_of_buffers"            false "The gateway holds as many bytes of bodies as it is allowed to.";
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";

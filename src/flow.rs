@@ -436,8 +436,7 @@ impl<W: Wire> Flow<W> {
         if row.status == 0 {
             settle::count(lane, request, 0, Some(fault.what));
             lane.count(Tally::ClientsLeft, 1);
-            // Nothing of it was answered, but the answer before it may be on its way: a reset would take that along.
-            return if fault.what == What::ClientGone { Then::Close } else { Then::Cut };
+            return client.broken();
         }
         let mut out = lane.buffers.take();
         request.keep_alive.set(request.keep_alive.get() && request.is_whole() && !lane.is_draining());

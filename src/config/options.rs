@@ -552,7 +552,8 @@ pub const OPTIONS: &[Row] = &[
         Kind::Seconds { min: 0.0, max: 604800.0, set: |c, v| c.first_byte_timeout = v },
         "0",
         "From the sending of a request to the first byte of a regular worker's answer; 0: no limit but that of the whole \
-         request. An answer that is no stream begins when it is complete.",
+         request. An answer that is no stream begins when it is complete. A worker that takes nothing of a body that \
+         follows to it has as long.",
     ),
     row(
         Section::Timeouts,

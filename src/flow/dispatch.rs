@@ -45,6 +45,9 @@ impl From<What> for Broken {
 /// A reused connection that dies within this time after the last piece was handed to the kernel was dead before
 /// (field experience with engines that close idle connections after 5 s).
 const AT_ONCE_US: u64 = 100_000;
+/// A worker that has waited for a client's body for so long in all, piece by piece, may give up without being to blame.
+/// Servers that limit how long a body takes do so in whole seconds; to hide a worker's death, a client has to be slow.
+const PATIENCE_US: u64 = 1_000_000;
 
 /// Sends a request to a worker and waits for the head of its answer. `parcel` makes what is sent, once a sending.
 /// A `client` that is given is watched: its leaving ends the attempt. What is left of a body that follows when the worker
@@ -99,11 +102,9 @@ fn pointless<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, cx: &mut
     lane.is_ending().then_some(What::ShuttingDown)
 }
 
-async fn connect<W: Wire>(
-    lane: &Lane<W>,
-    client: Option<&Client<W::Conn>>,
-    Leg { config, slot, era, timer, deadline_us, .. }: Leg<'_>,
-) -> Result<W::Conn, Fault> {
+async fn connect<W: Wire>(lane: &Lane<W>, client: Option<&Client<W::Conn>>, leg: Leg<'_>) -> Result<W::Conn, Fault> {
+    let Leg { config, slot, era, timer, deadline_us, .. } = leg;
+    let begun_us = lane.wire.now_us();
     let mut nth = 0;
     loop {
         let to = lane.view.borrow().worker(slot, era).and_then(|w| w.addrs.get(nth).copied());
@@ -120,8 +121,8 @@ async fn connect<W: Wire>(
                 return Poll::Ready(Err(what.into()));
             }
             timer.poll_due(cx).map(|()| {
-                let late = lane.wire.now_us() >= deadline_us;
-                Err(if late { What::RequestTimeout } else { What::ConnectTimeout }.into())
+                let is_over = lane.wire.now_us() >= deadline_us;
+                Err(if is_over { late(lane, leg, begun_us) } else { What::ConnectTimeout }.into())
             })
         })
         .await;
@@ -244,6 +245,8 @@ struct Sending<'s, 'a, W: Wire> {
     upload: &'s mut Option<Box<Upload<'a, W>>>,
     failed: bool,
     last_us: u64,
+    /// For how long the worker waited for the client in all, in microseconds.
+    awaited_us: u64,
 }
 
 impl<'a, W: Wire> Sending<'_, 'a, W> {
@@ -251,15 +254,15 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
         self.rest[0].is_none() && self.upload.is_none()
     }
 
-    /// Clock since when the client is waited for, whose body follows, if it is.
-    fn awaits_since(&self) -> Option<u64> {
-        self.upload.as_ref().and_then(|upload| upload.awaits_since())
+    /// Whether the client is waited for, whose body follows.
+    fn awaits(&self) -> bool {
+        self.upload.as_ref().is_some_and(|upload| upload.awaits())
     }
 
     /// Moves on; never waits for more than the next piece.
     ///
     /// # Errors
-    /// What the client did whose body follows.
+    /// What the client did whose body follows, or that the worker did not take it.
     fn poll(&mut self, lane: &'a Lane<W>, conn: &W::Conn, cx: &mut Context<'_>) -> Result<(), What> {
         while self.rest[0].is_some() {
             match conn.poll_sent(cx) {
@@ -276,10 +279,12 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
         let Some(upload) = self.upload else { return Ok(()) };
         let ended = upload.poll(lane, conn, cx);
         self.last_us = self.last_us.max(upload.poured_us());
+        self.awaited_us = upload.awaited_us(lane.wire.now_us());
         match ended {
             Poll::Pending => {}
             Poll::Ready(Ok(())) => *self.upload = None,
             Poll::Ready(Err(Stopped::Worker)) => self.fail(),
+            Poll::Ready(Err(Stopped::Unread)) => return Err(What::FirstByteTimeout),
             Poll::Ready(Err(Stopped::Client(what))) => return Err(what),
         }
         Ok(())
@@ -294,6 +299,14 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
 /// Whether so little time has passed since then that what happens now has to do with what happened then.
 fn is_at_once<W: Wire>(lane: &Lane<W>, since_us: u64) -> bool {
     lane.wire.now_us().saturating_sub(since_us) <= AT_ONCE_US
+}
+
+/// What it means that a request's time was over, of which the worker has had all since then. With less than half of
+/// it, the worker is not to blame: a slow client, or workers before it, had the rest.
+fn late<W: Wire>(lane: &Lane<W>, leg: Leg<'_>, since_us: u64) -> What {
+    let half_us = leg.config.request_timeout.as_micros() as u64 / 2;
+    let is_short = lane.wire.now_us().saturating_sub(since_us) < half_us;
+    if is_short { What::TimeUsedUp } else { What::RequestTimeout }
 }
 
 /// Where the body of an answer begins, as far as it can be seen; what follows can then be moved by the kernel.
@@ -322,7 +335,8 @@ async fn exchange<'a, W: Wire>(
     }
     conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
     conn.arm();
-    let mut sending = Sending { rest: &mut parcel.rest, upload, failed: false, last_us: lane.wire.now_us() };
+    let mut sending =
+        Sending { rest: &mut parcel.rest, upload, failed: false, last_us: lane.wire.now_us(), awaited_us: 0 };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
     let limits = HeadLimits { bytes: leg.config.max_head_bytes, fields: leg.config.max_headers };
@@ -346,7 +360,7 @@ async fn exchange<'a, W: Wire>(
                 return Poll::Ready(Event::Bytes(got));
             }
             // Who is being read from is watched by that.
-            let watched = client.filter(|_| sending.awaits_since().is_none());
+            let watched = client.filter(|_| !sending.awaits());
             if let Some(what) = pointless(lane, watched, cx) {
                 return Poll::Ready(Event::Pointless(what));
             }
@@ -356,12 +370,12 @@ async fn exchange<'a, W: Wire>(
         let mut chunk = match event {
             Event::Pointless(what) => return Err(what.into()),
             // The worker is not to blame for a client that did not send.
-            Event::Late if sending.awaits_since().is_some() => return Err(What::BodyTimeout.into()),
+            Event::Late if sending.awaits() => return Err(What::BodyTimeout.into()),
             Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
-            Event::Late => return Err(What::RequestTimeout.into()),
+            Event::Late => return Err(late(lane, leg, sending.last_us).into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             // Nor is it, when it waited, though not as long as this gateway would have.
-            Event::Bytes(_) if gathered.is_none() && sending.awaits_since().is_some_and(|at| !is_at_once(lane, at)) => {
+            Event::Bytes(_) if gathered.is_none() && sending.awaited_us > PATIENCE_US => {
                 return Err(What::WorkerGaveUp.into());
             }
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {

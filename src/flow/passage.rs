@@ -72,6 +72,12 @@ impl<C: Conn> Client<C> {
         self.conn.start_send(what);
     }
 
+    /// What becomes of the connection when its newest answer broke off. A reset would discard what the client has not
+    /// taken yet, of whole answers before it too: it is left for those whose framing a FIN would complete.
+    pub fn broken(&self) -> Then {
+        if self.fragile.get() { Then::Cut } else { Then::Close }
+    }
+
     /// Whether the client is known to have left; wakes the task when it leaves.
     pub fn has_left(&self, cx: &mut Context<'_>) -> bool {
         match self.config.half_close {

@@ -341,7 +341,7 @@ pub fn relay<W: Wire>(
         let conn = passing
             .is_reusable(lane, request.config.relay, &answer.conn, &answer.head, ended.is_ok())
             .then_some(answer.conn);
-        let (then, fault) = finish(lane, client, request, until_close, ended).await;
+        let (then, fault) = finish(lane, client, request, ended).await;
         Ok(Outcome { then, status: answer.head.status, conn, fault, head: answer.head })
     }
 }
@@ -376,12 +376,12 @@ fn pass_both<'a, W: Wire>(
     })
 }
 
-/// What becomes of the client's connection when its answer has ended, well or not.
+/// What becomes of the client's connection when its answer has ended, well or not. What arrived before a break is the
+/// client's, only the end is withheld.
 async fn finish<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     request: &Request,
-    until_close: bool,
     ended: Result<(), What>,
 ) -> (Then, Option<What>) {
     match ended {
@@ -389,14 +389,21 @@ async fn finish<W: Wire>(
         Ok(()) if request.keep_alive.get() => (Then::Keep, None),
         Ok(()) => {
             let flushed = client.flush(lane).await;
-            client.fragile.set(flushed.is_err() && until_close);
+            if flushed.is_ok() {
+                client.fragile.set(false);
+            }
             (if flushed.is_err() { Then::Cut } else { Then::Close }, flushed.err())
         }
-        Err(fault @ (What::Cut | What::CutBadFraming)) => {
-            lane.count(Tally::Cuts, 1);
-            (cut(lane, client, until_close).await, Some(fault))
+        Err(fault @ (What::Cut | What::CutBadFraming | What::CutStalled | What::CutTimeout)) => {
+            if matches!(fault, What::Cut | What::CutBadFraming) {
+                lane.count(Tally::Cuts, 1);
+            }
+            let flushed = client.flush(lane).await;
+            (if flushed.is_err() { Then::Cut } else { client.broken() }, Some(fault))
         }
-        Err(fault) => (Then::Cut, Some(fault)),
+        // It takes nothing, and what is on its way to it is held by the kernel.
+        Err(fault @ What::ClientStalled) if client.conn.is_sending() => (Then::Cut, Some(fault)),
+        Err(fault) => (client.broken(), Some(fault)),
     }
 }
 
@@ -444,13 +451,6 @@ async fn pass<W: Wire>(
         passing.learn(&path);
     }
     Ok(())
-}
-
-/// Ends an answer that broke off. What arrived before the break is the client's, only the end is withheld: a
-/// reset would discard what the client has not read yet, so it is left for the framing that a FIN would complete.
-async fn cut<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, until_close: bool) -> Then {
-    let sent = client.flush(lane).await.is_ok();
-    if sent && !until_close { Then::Close } else { Then::Cut }
 }
 
 /// Collects the buffer of the request's send: whether all of it was sent, `None` while it is being sent.

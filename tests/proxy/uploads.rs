@@ -107,7 +107,7 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                         stream.write_all(begun.as_bytes()).ok()?;
                     }
                     "tires" => {
-                        std::thread::sleep(Duration::from_millis(200));
+                        std::thread::sleep(Duration::from_millis(1500));
                         return None;
                     }
                     "drips" => {
@@ -134,7 +134,10 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
             buf.drain(..length);
             continue;
         }
-        if what == "mute" {
+        if what == "mute" || what == "dumb" {
+            if what == "mute" && !told {
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").ok()?;
+            }
             // The gateway ends it.
             let _ = read(&mut stream, &mut buf, &mut more);
             seen.cut.fetch_add(1, SeqCst);
@@ -197,6 +200,12 @@ fn uploaded(gateway: &Gateway) -> (u64, u64) {
 
 fn faults(gateway: &Gateway, what: What) -> u64 {
     gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum()
+}
+
+/// How often a worker was to blame.
+fn blamed(gateway: &Gateway) -> u64 {
+    let roster = gateway.shared().roster.snapshot();
+    roster.workers.iter().map(|worker| gateway.shared().vitals.failed(worker.slot)).sum()
 }
 
 fn settles(gateway: &Gateway) {
@@ -363,7 +372,6 @@ fn an_answer_that_does_without_the_body_is_passed_on() {
 fn time_that_a_client_used_up_is_not_the_workers_fault() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Auto, |c| {
-        c.breaker.failures = 1;
         c.request_timeout = Duration::from_secs(1);
     });
     let mut http = Http::connect(gateway.address());
@@ -382,6 +390,7 @@ fn time_that_a_client_used_up_is_not_the_workers_fault() {
     sender.join().unwrap();
     settles(&gateway);
     assert_eq!((faults(&gateway, What::CutTimeout), faults(&gateway, What::ClientStalled)), (0, 1));
+    assert_eq!(blamed(&gateway), 0);
     Http::connect(gateway.address()).ask("GET", "/up/whole", &[], b"").expect(200);
 }
 
@@ -404,26 +413,62 @@ fn a_worker_that_has_the_body_may_not_be_silent_for_ever() {
     }
 }
 
+/// A client that has asked for a large answer, and reads no more of it than it takes for the rest to be in the kernel's
+/// hands.
+fn slow_reader(gateway: &Gateway, worker: &Worker) -> Http {
+    let mut http = Http::connect(gateway.address());
+    http.send(b"GET /up/large HTTP/1.1\r\nHost: g\r\n\r\n");
+    until("the answer has left the gateway", || {
+        let over = in_flight(gateway) == 0 && worker.seen.requests.load(SeqCst) == 1;
+        over || http.fill().is_err()
+    });
+    http
+}
+
+fn expect_large(http: &mut Http) {
+    let answer = http.answer().expect(200);
+    assert!(answer.body.len() == 5 * MIB && answer.body.iter().all(|&b| b == b'A'));
+}
+
 /// An answer that is still on its way to a slow reader is not lost to what becomes of the request behind it.
 #[test]
 fn an_upload_that_ends_early_leaves_the_answer_before_it() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
-    let mut http = Http::connect(gateway.address());
-    http.send(b"GET /up/large HTTP/1.1\r\nHost: g\r\n\r\n");
-    // Read no more than it takes for the rest to be in the kernel's hands.
-    until("the answer has left the gateway", || {
-        let over = in_flight(&gateway) == 0 && worker.seen.requests.load(SeqCst) == 1;
-        over || http.fill().is_err()
-    });
+    let mut http = slow_reader(&gateway, &worker);
     let bytes = request("POST", "/up/whole", &[], &body(4 * MIB));
     http.send(&bytes[..1000]);
     until("the upload has begun", || worker.seen.requests.load(SeqCst) == 2);
     http.stream.shutdown(std::net::Shutdown::Write).unwrap();
     settles(&gateway);
-    let answer = http.answer().expect(200);
-    assert!(answer.body.len() == 5 * MIB && answer.body.iter().all(|&b| b == b'A'));
+    expect_large(&mut http);
     http.expect_closed();
+}
+
+/// Nor to what becomes of an answer behind it that has begun, which does not end cleanly all the same.
+#[test]
+fn an_answer_that_breaks_off_leaves_the_one_before_it() {
+    for fault in [What::CutStalled, What::CutTimeout, What::ClientLeft] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], Relay::Auto, |c| match fault {
+            What::CutStalled => c.stall_timeout = Duration::from_millis(500),
+            What::CutTimeout => c.request_timeout = Duration::from_secs(3),
+            _ => {}
+        });
+        let mut http = slow_reader(&gateway, &worker);
+        http.send(b"GET /up/mute HTTP/1.1\r\nHost: g\r\n\r\n");
+        until("the next answer has begun", || in_flight(&gateway) == 1 && worker.seen.requests.load(SeqCst) == 2);
+        std::thread::sleep(Duration::from_millis(100));
+        if fault == What::ClientLeft {
+            http.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        until("the worker's connection is closed", || worker.cut() == 1);
+        settles(&gateway);
+        assert_eq!(faults(&gateway, fault), 1, "{fault:?}");
+        expect_large(&mut http);
+        let begun = http.answer();
+        assert_eq!((begun.text().as_str(), begun.end), ("half", End::Fin), "{fault:?}");
+    }
 }
 
 /// Nor is one that says nothing because it waits for the client, whatever it has said before.
@@ -431,7 +476,6 @@ fn an_upload_that_ends_early_leaves_the_answer_before_it() {
 fn a_worker_that_waits_for_the_body_is_not_silent() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Auto, |c| {
-        c.breaker.failures = 1;
         c.stall_timeout = Duration::from_millis(300);
     });
     let body = body(4 * MIB);
@@ -443,20 +487,64 @@ fn a_worker_that_waits_for_the_body_is_not_silent() {
     }
     assert_eq!(http.answer().expect(200).text(), told(&body));
     settles(&gateway);
+    assert_eq!(blamed(&gateway), 0);
 }
 
 /// A worker that has waited long enough for a client is not ill.
 #[test]
 fn a_worker_that_gives_up_waiting_is_not_to_blame() {
     let worker = Worker::start();
-    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.breaker.failures = 1);
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
     let bytes = request("POST", "/up/tires-1000000", &[], &body(8 * MIB));
     let mut slow = Http::connect(gateway.address());
     slow.send(&bytes[..3 * MIB]).answer().expect_error(502, "worker_gave_up");
     slow.expect_closed();
-    let mut http = Http::connect(gateway.address());
-    http.ask("GET", "/up/whole", &[], b"").expect(200);
+    // Though it never waited for long at a time.
+    let mut drips = Http::connect(gateway.address());
+    drips.send(&bytes[..3 * MIB]);
+    until("the worker has given up", || {
+        let _ = drips.stream.write_all(b"x");
+        in_flight(&gateway) == 0
+    });
+    drips.answer().expect_error(502, "worker_gave_up");
     settles(&gateway);
+    assert_eq!(blamed(&gateway), 0);
+}
+
+/// Nor is one to which a slow client left little of the time that its request had.
+#[test]
+fn a_worker_that_had_little_time_is_not_to_blame() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| {
+        c.request_timeout = Duration::from_secs(2);
+    });
+    let bytes = request("POST", "/up/dumb", &[], &body(1000));
+    let mut slow = Http::connect(gateway.address());
+    slow.send(&bytes[..bytes.len() - 1]);
+    std::thread::sleep(Duration::from_millis(1500));
+    slow.send(&bytes[bytes.len() - 1..]).answer().expect_error(504, "request_time_used_up");
+    let mut prompt = Http::connect(gateway.address());
+    prompt.send(&bytes).answer().expect_error(504, "request_timeout");
+    settles(&gateway);
+    assert_eq!(blamed(&gateway), 1, "for the second alone");
+}
+
+/// A worker that takes nothing of a body is waited for as long as one that says nothing.
+#[test]
+fn a_worker_that_does_not_read_is_given_up() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.first_byte_timeout = Duration::from_millis(500));
+    let mut http = Http::connect(gateway.address());
+    let mut sends = http.stream.try_clone().unwrap();
+    let bytes = request("POST", "/up/stops-1000", &[], &body(32 * MIB));
+    let sender = std::thread::spawn(move || {
+        let _ = sends.write_all(&bytes);
+    });
+    http.answer().expect_error(504, "worker_silent");
+    settles(&gateway);
+    assert_eq!(blamed(&gateway), 1);
+    let _ = http.stream.shutdown(std::net::Shutdown::Both);
+    sender.join().unwrap();
 }
 
 /// Interim answers, and answers whose head has only begun, do not.
@@ -493,7 +581,7 @@ fn a_worker_that_dies_while_the_client_sends_is_to_blame() {
     let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
     let mut http = Http::connect(gateway.address());
     let bytes = request("POST", "/up/dies-1000000", &[], &body(32 * MIB));
-    for piece in bytes.chunks(20_000) {
+    for piece in bytes.chunks(100_000) {
         if http.stream.write_all(piece).is_err() || worker.seen.requests.load(SeqCst) > 0 && worker.bytes() > 990_000 {
             break;
         }
@@ -609,7 +697,6 @@ fn clients_that_stop_sending_end_their_upload() {
     let gateway = gateway(&[worker.address], Relay::Auto, |c| {
         c.body_timeout = Duration::from_millis(1500);
         c.request_timeout = Duration::from_secs(5);
-        c.breaker.failures = 1;
     });
     let bytes = request("POST", "/up/whole", &[], &body(8 * MIB));
     let mut left = Http::connect(gateway.address());
@@ -633,6 +720,7 @@ fn clients_that_stop_sending_end_their_upload() {
     trickles.answer().expect_error(408, "body_timeout");
     let faults = |what| gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum::<u64>();
     assert_eq!((faults(What::ClientGone), faults(What::BodyTimeout), faults(What::RequestTimeout)), (1, 2, 0));
+    assert_eq!(blamed(&gateway), 0);
     let whole = body(2 * MIB);
     let mut http = Http::connect(gateway.address());
     assert_eq!(http.ask("POST", "/up/whole", &[], &whole).expect(200).text(), told(&whole));

@@ -225,13 +225,13 @@ impl Ask {
         } else {
             ask.bytes.extend_from_slice(body.as_bytes());
         }
-        if fault(15) {
+        if fault(15) || route == Route::Upload && n > 0 && world.once_in(6) {
             ask.stops = Some(world.roll(1, ask.bytes.len() as u64) as usize);
             ask.malformed = Some("its end");
         }
         ask.gap_us = world.one(&[0, 0, 0, 200, 5_000]);
         if fault(8) || route == Route::Upload && n > 0 && world.once_in(2) {
-            ask.gap_us = 400_000;
+            ask.gap_us = world.one(&[400_000, 400_000, 900_000]);
         }
         ask
     }

@@ -77,6 +77,8 @@ pub struct Delivery {
     pub silent: Cell<bool>,
     /// Nothing came for long, or something came late.
     pub late: Cell<bool>,
+    /// The worker had said all that it wanted to.
+    pub said_us: Cell<Option<u64>>,
     /// The worker saw the connection's end before it had given its whole answer.
     pub left_us: Cell<Option<u64>>,
     /// It waits without an end for the connection's.

@@ -25,6 +25,7 @@ fn is_excused(asked: &Asked, deliveries: &[&Delivery], given: &[&Given], facts: 
         || by(facts.draining_us.get()) && deliveries.is_empty()
         || asked.slow.get()
         || asked.left_us.get().is_some()
+        || at_us >= asked.begun_us.get().unwrap_or(0) + plan.config.request_timeout.as_micros() as u64
         || facts.turned_away.borrow().contains(&asked.client)
         || deliveries.iter().any(|delivery| !delivery.well.get())
         || given.iter().any(|given| !given.complete.get())
@@ -270,7 +271,12 @@ fn left(asked: &Asked, deliveries: &[&Delivery], plan: &Plan) -> Result<(), Stri
             Fleet::Regular => true,
             Fleet::Pairs(backend) => plan.config.client_leaves(backend) == ClientLeaves::Close,
         };
-    for delivery in deliveries {
+    // What a prefill's worker has still to say is waited for without the client, once its partner has answered.
+    let answered = |delivery: &&Delivery| {
+        delivery.role == Role::Prefill
+            && deliveries.iter().any(|by| by.role == Role::Decode && by.said_us.get().is_some_and(|us| us <= left_us))
+    };
+    for delivery in deliveries.iter().filter(|delivery| !answered(delivery)) {
         let Some(stalls_us) = delivery.stalls_us.get() else { continue };
         let Some(gone_us) = delivery.left_us.get() else { return Err("a worker is waited for, for ever".into()) };
         if at_once && delivery.silent.get() && gone_us > stalls_us.max(left_us) + AT_ONCE_US {

@@ -171,6 +171,7 @@ impl Host {
             status: Cell::new(None),
             silent: Cell::new(true),
             late: Cell::new(false),
+            said_us: Cell::new(None),
             left_us: Cell::new(None),
             stalls_us: Cell::new(None),
             well: Cell::new(false),
@@ -232,6 +233,7 @@ impl Host {
                 world.sleep(world.roll(0, act.gap_us)).await;
             }
         }
+        delivery.said_us.set(Some(world.now_us()).filter(|_| act.cut.is_none()));
         world.note("answered", self.id as u64, delivery.token as u64, end as u64);
         match act.cut.map(|(_, exit)| exit).or(act.exit) {
             Some(Exit::Fin) => None,
@@ -423,8 +425,9 @@ impl Host {
         });
         // While a body follows, what happens before its end is of interest.
         let early = n > 0 && ask.route == Route::Upload && length > 40_000 && world.once_in(3);
-        // Of a body that comes slowly it waits for the rest, and then gives up, perhaps within a pause of its client's.
-        let patient = n > 0 && ask.route == Route::Upload && length > 40_000 && ask.gap_us > 100_000;
+        // Of a body that comes slowly it waits for the rest, and then gives up, perhaps before its client has sent all.
+        let patient =
+            n > 0 && ask.route == Route::Upload && length > 40_000 && (ask.gap_us > 100_000 || ask.stops.is_some());
         let cut = if patient || early && world.once_in(2) { Some((0, Exit::Fin)) } else { cut };
         let whole = cut.is_none_or(|(at, exit)| at == bytes.len() && !(by_close && exit != Exit::Fin));
         let given = Given {
@@ -465,7 +468,7 @@ impl Host {
             reads,
             first_us: match (late, patient) {
                 (true, _) => world.roll(0, 5_000_000),
-                (_, true) => world.roll(100_000, 200_000),
+                (_, true) => world.roll(200_000, 2_500_000),
                 _ => world.one(&[0, world.roll(0, 40_000)]),
             },
             gap_us: if slow { world.roll(1, 1_500_000) } else { world.one(&[0, 0, 100, 5_000]) },

@@ -3,7 +3,7 @@
 //! Takes the client's connection and the worker's, gives the end: the last byte is with the worker's socket. Bytes are
 //! moved by the kernel where there is a pipe, else they are received and sent, a buffer at a time, so a slow worker
 //! slows the client down. Never takes a byte that belongs to the client's next request, never waits for the client
-//! longer than for any other body.
+//! longer than for any other body, nor for a worker that takes nothing longer than for the first byte of its answer.
 
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -21,6 +21,8 @@ use crate::metrics::Tally;
 pub(super) enum Stopped {
     /// The worker takes no more; it may have said why.
     Worker,
+    /// The worker took nothing for longer than it may.
+    Unread,
     Client(What),
 }
 
@@ -40,7 +42,7 @@ pub struct Upload<'a, W: Wire> {
     /// Longest pause of the client's.
     pause_us: u64,
     deadline_us: u64,
-    /// Runs while the client is waited for.
+    /// Runs while one side is waited for.
     timer: Timer,
     pipe: Option<Taken<'a, <W::Conn as Conn>::Pipe>>,
     /// Received, because there was no pipe or it was there before the connection became lazy; not yet sent.
@@ -49,6 +51,12 @@ pub struct Upload<'a, W: Wire> {
     pipeless: u64,
     /// Clock since when it is the client that is waited for.
     awaits_since: Option<u64>,
+    /// Microseconds for which it was, before that.
+    awaited_us: u64,
+    /// Longest that the worker may take nothing while there is something for it; 0: no limit but the deadline.
+    unread_us: u64,
+    /// Whether it is the worker that is waited for.
+    is_full: bool,
     /// Clock when the worker's socket was last given something.
     poured_us: u64,
 }
@@ -74,24 +82,34 @@ impl<'a, W: Wire> Upload<'a, W> {
             chunk: None,
             pipeless: 0,
             awaits_since: None,
+            awaited_us: 0,
+            unread_us: leg.first_byte_us,
+            is_full: false,
             poured_us: 0,
         }))
     }
 
     /// What is left when the worker answers early: it goes on while the answer passes.
     pub fn follow(mut self: Box<Self>, lane: &'a Lane<W>) -> Follow<'a, W::Conn> {
+        // A worker that answers may take its time for the rest.
+        self.unread_us = 0;
         Box::new(Box::new(move |conn: &W::Conn, cx: &mut Context<'_>| {
             self.poll(lane, conn, cx).map(|ended| match ended {
                 Err(Stopped::Client(What::BodyTimeout)) => Err(What::ClientStalled),
                 Err(Stopped::Client(_)) => Err(What::ClientLeft),
-                Err(Stopped::Worker) | Ok(()) => Ok(()),
+                Err(Stopped::Worker | Stopped::Unread) | Ok(()) => Ok(()),
             })
         }))
     }
 
-    /// Clock since when it is the client that is waited for, if it is.
-    pub(super) fn awaits_since(&self) -> Option<u64> {
-        self.awaits_since
+    /// Whether it is the client that is waited for.
+    pub(super) fn awaits(&self) -> bool {
+        self.awaits_since.is_some()
+    }
+
+    /// For how long the worker has waited for the client in all, in microseconds.
+    pub(super) fn awaited_us(&self, now_us: u64) -> u64 {
+        self.awaited_us + self.awaits_since.map_or(0, |since| now_us - since)
     }
 
     /// Clock when the worker's socket was last given something; 0 before.
@@ -125,9 +143,10 @@ impl<'a, W: Wire> Upload<'a, W> {
                     self.pipe = None;
                 }
             }
+            let now = lane.wire.now_us();
             match (drawn, poured) {
                 (Step::Moved(n), _) | (_, Step::Moved(n)) => {
-                    self.awaits_since = None;
+                    self.moves(now);
                     turn += n;
                     if turn >= SPLICE_TURN_BYTES {
                         cx.waker().wake_by_ref();
@@ -135,22 +154,35 @@ impl<'a, W: Wire> Upload<'a, W> {
                     }
                 }
                 (_, Step::Waits) => {
-                    self.awaits_since = None;
-                    return Poll::Pending;
+                    if !self.is_full {
+                        self.moves(now);
+                        self.is_full = true;
+                        self.timer.set(now + self.unread_us);
+                    }
+                    if self.unread_us == 0 {
+                        return Poll::Pending;
+                    }
+                    return self.timer.poll_due(cx).map(|()| Err(Stopped::Unread));
                 }
                 _ => {
-                    let now = lane.wire.now_us();
                     if self.awaits_since.is_none() {
+                        self.moves(now);
                         self.awaits_since = Some(now);
                         self.timer.set(self.deadline_us.min(now + self.pause_us));
                     }
                     std::task::ready!(self.timer.poll_due(cx));
                     // Who goes on waiting does so for another pause.
-                    self.awaits_since = None;
+                    self.moves(now);
                     return Poll::Ready(Err(Stopped::Client(What::BodyTimeout)));
                 }
             }
         }
+    }
+
+    /// Nobody is waited for any more.
+    fn moves(&mut self, now_us: u64) {
+        self.awaited_us = self.awaited_us(now_us);
+        (self.awaits_since, self.is_full) = (None, false);
     }
 
     /// Bytes that were taken from the client and are not with the worker.

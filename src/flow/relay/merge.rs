@@ -50,7 +50,7 @@ async fn whole<W: Wire>(
     client.answer(lane, request, Outgoing::Heap(out));
     request.answered_us.set(lane.wire.now_us());
     request.gave(lane);
-    let (then, fault) = finish(lane, client, request, false, Ok(())).await;
+    let (then, fault) = finish(lane, client, request, Ok(())).await;
     Ok(Outcome { then, status: head.status, conn, fault, head })
 }
 
@@ -173,6 +173,6 @@ async fn stream<W: Wire>(
         && !matches!(frame, Framing::UntilClose)
         && collect(lane, &conn) == Some(true);
     let conn = reusable.then_some(conn);
-    let (then, fault) = finish(lane, client, request, !chunked, ended).await;
+    let (then, fault) = finish(lane, client, request, ended).await;
     Ok(Outcome { then, status: head.status, conn, fault, head })
 }
