@@ -426,7 +426,7 @@ fn an_upload_that_ends_early_leaves_the_answer_before_it() {
     http.expect_closed();
 }
 
-/// Nor is one that says nothing because it waits for the client, whatever it has said before.
+/// A worker that says nothing because it waits for the client is not ill, whatever it has said before.
 #[test]
 fn a_worker_that_waits_for_the_body_is_not_silent() {
     let worker = Worker::start();
