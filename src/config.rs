@@ -33,7 +33,7 @@ pub use load::{Loaded, Setting, load};
 pub use mistakes::{Mistake, Origin, Wrong, nearest, quote};
 pub use routing::{Assignment, BalanceMode, Policy, Routing, Secret};
 pub use source::{Disk, Files, Kept, Source};
-pub use values::parse_cores;
+pub use values::{choice, parse_cores};
 pub use worker_url::WorkerUrl;
 
 /// What a worker is for.

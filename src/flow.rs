@@ -28,6 +28,7 @@ pub mod settle;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -69,6 +70,25 @@ pub type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Header of the secret that lets a request name its worker.
 const TARGET_SECRET: &str = "x-corelane-target-secret";
+
+/// A request that goes its walk. One that a panic ends is counted and logged as others are.
+struct Going<'a, W: Wire> {
+    lane: &'a Lane<W>,
+    request: &'a mut Request,
+}
+
+impl<W: Wire> Drop for Going<'_, W> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let count = || {
+                self.lane.tallies().fault(What::Panic);
+                settle::count(self.lane, self.request, 0, Some(What::Panic));
+            };
+            // It may be as broken as what panicked over it, and a second panic would end the process.
+            let _ = catch_unwind(AssertUnwindSafe(count));
+        }
+    }
+}
 
 /// Lets the lane's other tasks go first.
 async fn give_way() {
@@ -146,7 +166,9 @@ impl<W: Wire> Flow<W> {
         loop {
             lane.renew(&mut client.config);
             let mut request = self.request(&client.config);
-            let then = self.walk(client, &mut request, first).await;
+            let going = Going { lane, request: &mut request };
+            let then = self.walk(client, going.request, first).await;
+            drop(going);
             self.rest(request);
             if then != Then::Keep {
                 return then;

@@ -200,6 +200,45 @@ fn cores_that_are_not_there_are_warned_of() {
     assert!(warned.contains("warning: --control-core: this process may not use core 1021 of this host;"), "{warned}");
 }
 
+/// Of paths where `serve` cannot open its log, in its words; no file is left behind.
+#[test]
+fn an_access_log_that_cannot_be_opened_is_warned_of() {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("check-log-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = |name: &str| dir.join(name).to_str().expect("UTF-8").to_owned();
+    std::fs::write(path("is.log"), "a line\n").unwrap();
+    std::os::unix::fs::symlink(path("target.log"), path("link.log")).unwrap();
+    let check = |log: &str, path: &str| {
+        let args = ["check", "--worker-urls", "http://w", "--access-log", log, "--access-log-path", path];
+        let done = corelane(&args, &[]);
+        assert_eq!(done.status.code(), Some(0), "{}", err(&done));
+        err(&done)
+    };
+    // Where root may not write either: there are no new files in there.
+    let proc = "/proc/x.log".to_owned();
+    for (path, reason) in [
+        (path("nowhere/x.log"), "No such file or directory (os error 2)"),
+        (path("."), "Is a directory (os error 21)"),
+        (path("is.log/x.log"), "Not a directory (os error 20)"),
+        (proc, "No such file or directory (os error 2)"),
+    ] {
+        let says = format!(
+            "warning: the access log {path} cannot be opened: {reason}; change --access-log-path or its rights; serve would \
+             refuse it here\n"
+        );
+        assert_eq!(check("all", &path), says);
+        assert_eq!(check("off", &path), "");
+    }
+    for good in [path("new.log"), path("is.log"), path("link.log"), "stderr".into(), "stdout".into()] {
+        assert_eq!(check("errors", &good), "", "{good}");
+    }
+    let mut left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["is.log", "link.log"]);
+    assert_eq!(std::fs::read_to_string(path("is.log")).unwrap(), "a line\n");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn the_most_headers_are_those_that_the_parser_takes() {
     let most = corelane::http1::MAX_FIELDS;

@@ -325,7 +325,8 @@ fn uneven_caches_drop_affinity_where_a_threshold_asks_for_it() {
         let shared = fleet(1, 4);
         let on = Routing { balance_token_usage: 0.5, ..Routing::DEFAULT };
         let mut lane = Lane::new(0, shared, policy).with(on);
-        let place = shared.rotation.place(Some("m"), Role::Regular);
+        let snapshot = shared.roster.snapshot();
+        let place = snapshot.pool_at(snapshot.pool(b"m", Role::Regular).expect("the fleet's model")).place;
         let symbols = &talk(1, 50)[..];
         let want = Want { symbols, routing_key: b"k", ..lane.want };
         let home = lane.ask(want).slot();

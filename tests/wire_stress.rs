@@ -233,6 +233,7 @@ fn on_looking_lane<F: Future<Output = ()> + 'static>(
                 epoch: Instant::now(),
                 busy_poll_us,
                 spun_us: Rc::default(),
+                slept_us: Rc::default(),
                 late_wakes: late_wakes.clone(),
             };
             let queue = glommio::executor().current_task_queue();
@@ -331,6 +332,7 @@ fn a_panicking_task_ends_alone_and_gives_everything_back() {
                 epoch: Instant::now(),
                 busy_poll_us: 0,
                 spun_us: Rc::default(),
+                slept_us: Rc::default(),
                 late_wakes: Rc::new(Cell::new(0)),
             };
             let queue = glommio::executor().current_task_queue();

@@ -133,12 +133,14 @@ async fn live(
         epoch: Instant::now(),
         busy_poll_us: config.busy_poll.as_micros() as u64,
         spun_us: Rc::default(),
+        slept_us: Rc::default(),
         late_wakes: Rc::new(Cell::new(0)),
     };
-    let (late_wakes, spun_us) = (driver.late_wakes.clone(), driver.spun_us.clone());
+    let late_wakes = driver.late_wakes.clone();
+    let looked = Looked { since_us: Cell::new(0), spun_us: driver.spun_us.clone(), slept_us: driver.slept_us.clone() };
     spawn(&pulse, data, door.clone().accept(Listener::new(listener.into(), &ring)));
     spawn_aside(&pulse, chores, answer_bell(lane.clone(), door, ring.clone()));
-    spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes, spun_us));
+    spawn_aside(&pulse, chores, do_chores(lane.clone(), ring.clone(), pulse.clone(), late_wakes, looked));
     shared.access.set_clock(index, 0);
     let _ = ready.send(Ok(()));
 
@@ -201,6 +203,25 @@ fn cpu_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
+/// What went by since the last round of chores, by the driver's clock. That also runs while the lane's thread has no
+/// core, so of what the lane was awake it says which part were looks in vain, and not how much they took.
+struct Looked {
+    since_us: Cell<u64>,
+    spun_us: Rc<Cell<u64>>,
+    slept_us: Rc<Cell<u64>>,
+}
+
+impl Looked {
+    /// How much of the CPU time since the last call went into looks; the clock stands at `now_us`.
+    fn spent_us(&self, now_us: u64, cpu_us: u64) -> u64 {
+        let awake_us = (now_us - self.since_us.replace(now_us)).saturating_sub(self.slept_us.take());
+        let spun_us = self.spun_us.take().min(awake_us);
+        // What of the CPU time is more than that was spent since the clock was last read, by tasks.
+        let cpu_us = cpu_us.min(awake_us);
+        (u128::from(cpu_us) * u128::from(spun_us)).checked_div(awake_us.into()).unwrap_or(0) as u64
+    }
+}
+
 /// What a lane does now and then: old connections are closed, counters published, a beat counted. A lane whose tasks
 /// do not give way does not come here.
 async fn do_chores(
@@ -208,7 +229,7 @@ async fn do_chores(
     ring: Rc<Ring>,
     pulse: Rc<Pulse>,
     late_wakes: Rc<Cell<u64>>,
-    spun_us: Rc<Cell<u64>>,
+    looked: Looked,
 ) {
     let timer = lane.timers.timer();
     let publish = |tally: Tally, value: u64| {
@@ -233,13 +254,45 @@ async fn do_chores(
         tallies.pool_idle.set(lane.pool.len() as u64);
         tallies.tasks.set(pulse.alive() as u64);
         let cpu = cpu_us();
-        // The driver's clock also runs while the lane's thread has no core: no more is spun than is used.
-        tallies.spun_us.add(spun_us.take().min(cpu - tallies.cpu_us.get()));
+        tallies.spun_us.add(looked.spent_us(timer.now_us(), cpu - tallies.cpu_us.get()));
         tallies.cpu_us.set(cpu);
         tallies.batches.set(ring.batches.iter().map(Cell::get), ring.completions.get());
         lane.shared.access.set_clock(lane.index, timer.now_us());
         if lane.is_ending() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_take_their_part_of_the_time_that_the_lane_had_a_core() {
+        let looked = Looked { since_us: Cell::new(0), spun_us: Rc::default(), slept_us: Rc::default() };
+        let mut now_us = 0;
+        for (elapsed, slept, spun, cpu, spent) in [
+            // It had the core all the time, or slept: what it spun, it spent.
+            (500_000, 0, 400_000, 500_000, 400_000),
+            (500_000, 100_000, 300_000, 400_000, 300_000),
+            // Somebody else had it half of the time: of what was left a fifth was work, not nothing.
+            (500_000, 0, 400_000, 250_000, 200_000),
+            (500_000, 100_000, 300_000, 200_000, 150_000),
+            // It slept and worked, or did neither.
+            (500_000, 450_000, 0, 60_000, 0),
+            (500_000, 500_000, 0, 0, 0),
+            (0, 0, 0, 0, 0),
+            // Tasks that ran since the clock was read did not look.
+            (1000, 0, 1000, 9000, 1000),
+            // A lane that hung for a year.
+            (1 << 45, 0, 1 << 44, 1 << 45, 1 << 44),
+        ] {
+            looked.spun_us.set(spun);
+            looked.slept_us.set(slept);
+            now_us += elapsed;
+            assert_eq!(looked.spent_us(now_us, cpu), spent, "{elapsed} {slept} {spun} {cpu}");
+            assert_eq!((looked.spun_us.get(), looked.slept_us.get()), (0, 0));
         }
     }
 }

@@ -1,13 +1,15 @@
 //! `corelane check`: a configuration is read and judged.
 //!
-//! Takes the arguments of `serve`, gives one line of summary or every mistake. Never starts anything.
+//! Takes the arguments of `serve`, gives one line of summary or every mistake. Never starts anything, never leaves a file
+//! behind.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction};
 
 use super::Subcommand;
-use crate::config::{self, Loaded, Mistake};
+use crate::config::{self, AccessLog, Config, Loaded, Mistake};
+use crate::control::access_log;
 
 const PRINT: &str = "print";
 
@@ -25,6 +27,9 @@ pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
     for warning in absent_cores(&loaded, &allowed_cores()) {
         super::complain(format_args!("warning: {warning}"));
     }
+    if let Err(why) = log_opens(&loaded.config) {
+        super::complain(format_args!("warning: {why}; serve would refuse it here"));
+    }
     if source.flags.matches.get_flag(PRINT) {
         super::say(&format!("# {}\n\n{}", loaded.summary(), loaded.to_toml()));
     } else {
@@ -37,6 +42,11 @@ pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
 fn allowed_cores() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+/// Whether the access log, where there is one, can be written on this host.
+fn log_opens(config: &Config) -> Result<(), String> {
+    if config.access_log == AccessLog::Off { Ok(()) } else { access_log::try_open(&config.access_log_path) }
 }
 
 /// Cores of the configuration that are not there. Only warnings: the configuration may be meant for another host.

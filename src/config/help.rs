@@ -125,7 +125,7 @@ connector = "mooncake"         # vllm only: "nixl" or "mooncake"; left out: as t
 bootstrap_port = 8998          # prefill only; "none" or left out: the engine's own default
 ```
 
-Further paths that are passed on to any usable worker; `*` stands for one segment (not `.` or `..`, and without an encoded slash), methods default to GET, HEAD and POST:
+Further paths that are passed on to any usable worker; `*` stands for one segment (not `.` or `..`, and without an encoded slash or a backslash), methods default to GET, HEAD and POST:
 
 ```toml
 [[extra_routes]]

@@ -332,6 +332,15 @@ mod tests {
                 "c.toml:3:12: methods: \"get\" is no method that is passed on; write GET",
             ),
             (
+                "[[extra_routes]]\npath='/x/a%2Fb'",
+                "c.toml:2:6: path: \"/x/a%2Fb\" has a segment . or .., or an encoded",
+            ),
+            (
+                "[[extra_routes]]\npath='/x\\y'",
+                "c.toml:2:6: path: \"/x\\\\y\" has a backslash, which a worker may take for a slash; write / where",
+            ),
+            ("[[extra_routes]]\npath='/x/a%5Cb'", "c.toml:2:6: path: \"/x/a%5Cb\" has a backslash, which"),
+            (
                 "[[extra_routes]]\npath='/x/*'\n[[extra_routes]]\npath='/x/y'",
                 "c.toml:4:6: path: /x/y overlaps with /x/* at c.toml:2:6",
             ),

@@ -530,7 +530,8 @@ pub const OPTIONS: &[Row] = &[
         "body_timeout_secs",
         Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.body_timeout = v },
         "60",
-        "Longest pause between two bytes of a request body.",
+        "Longest pause between two bytes of a request body; while an early answer of the worker still goes on to the client, \
+         a body that is passed on may pause for longer.",
     ),
     row(
         Section::Timeouts,

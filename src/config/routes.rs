@@ -147,8 +147,9 @@ pub const ROUTES: &[Route] = &[
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Routes\n\nEvery path that is answered on the public address, besides those of `[[extra_routes]]`; any other is \
-         404, another method 405. `*` stands for one segment, which where a worker answers is not `.` or `..` and has no encoded slash. *Pairs*: a prefill and a decode worker serve it together, \
-         where the model has such pairs. Written from the table in `src/config/routes.rs` \
+         404, another method 405. `*` stands for one segment, which where a worker answers is not `.` or `..` and has \
+         no encoded slash and no backslash. *Pairs*: a prefill and a decode worker serve it together, where the model \
+         has such pairs. Written from the table in `src/config/routes.rs` \
          (`CORELANE_BLESS=1 cargo test routes_page_matches_the_table` rewrites this page).\n\n\
          | path | methods | body | answered by | pairs |\n|---|---|---|---|---|\n",
     );

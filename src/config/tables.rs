@@ -320,6 +320,12 @@ fn route_path(path: &str) -> Result<(), Wrong> {
     if path.split('/').any(|segment| segment.contains('*') && segment != "*") {
         return wrong("has a * within a segment", "* stands for one whole segment, as in /v1/adapters/*");
     }
+    if path.contains('\\') || path.to_ascii_lowercase().contains("%5c") {
+        return wrong(
+            "has a backslash, which a worker may take for a slash",
+            "write / where the worker's path has one",
+        );
+    }
     if path.split('/').any(|segment| !segment.is_empty() && !is_segment(segment.as_bytes())) {
         return wrong("has a segment . or .., or an encoded slash", "give the path as the worker serves it");
     }

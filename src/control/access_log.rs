@@ -4,9 +4,10 @@
 //! writing is slow, records are dropped where they arise, and counted. Never lets a client's bytes end a line or
 //! steer a terminal; never shows a query, a header, a body or a key.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -55,13 +56,7 @@ impl Writer {
     /// # Errors
     /// One line for people: why the file cannot be opened.
     pub fn open(shared: &'static Shared, format: AccessFormat, path: &str) -> Result<Writer, String> {
-        let target = match path {
-            "stderr" => Target::Stderr,
-            "stdout" => Target::Stdout,
-            _ => Target::File(open(path).map_err(|e| {
-                format!("the access log {path} cannot be opened: {e}; change --access-log-path or its rights")
-            })?),
-        };
+        let target = target(path)?;
         let path = path.to_owned();
         Ok(Writer {
             shared,
@@ -161,6 +156,32 @@ fn to_standard_error(mut lines: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a writer to `path` would start here. A file that was not there is not left behind.
+///
+/// # Errors
+/// See [`Writer::open`].
+pub fn try_open(path: &str) -> Result<(), String> {
+    let is_there = Path::new(path).exists();
+    if let Target::File(_) = target(path)?
+        && !is_there
+        && let Ok(made) = fs::canonicalize(path)
+    {
+        // Where it cannot be removed it is an empty log.
+        let _ = fs::remove_file(made);
+    }
+    Ok(())
+}
+
+fn target(path: &str) -> Result<Target, String> {
+    Ok(match path {
+        "stderr" => Target::Stderr,
+        "stdout" => Target::Stdout,
+        _ => Target::File(open(path).map_err(|e| {
+            format!("the access log {path} cannot be opened: {e}; change --access-log-path or its rights")
+        })?),
+    })
 }
 
 /// A pipe that has no reader is an error: to wait for one would stop the start, or the writer. One that has one is

@@ -140,7 +140,7 @@ impl Monitor {
                 }
             }
             if finding.uneven {
-                uneven.push(shared.rotation.place_of(pool));
+                uneven.push(pool.place);
             }
         }
         for place in self.uneven.drain(..).filter(|place| !uneven.contains(place)) {

@@ -72,7 +72,7 @@ impl View {
 
     #[cold]
     fn adopt(&mut self) {
-        let Shared { rotation, prefix, .. } = self.shared;
+        let prefix = &self.shared.prefix;
         self.readings = self
             .snapshot
             .all_pools()
@@ -80,7 +80,7 @@ impl View {
                 let model = pool.model.as_deref();
                 // Groups share what is known of prefixes: who is no member is passed over.
                 let trees = [Kind::Text, Kind::Tokens].map(|kind| prefix.tree(TreeKey::new(model, pool.role, kind)));
-                Reading::new(pool.slots.len(), rotation.place_of(pool), trees)
+                Reading::new(pool.slots.len(), pool.place, trees)
             })
             .collect();
         self.shared.roster.saw(self.lane, self.snapshot.generation);

@@ -102,9 +102,10 @@ impl Admission {
         }
     }
 
-    /// Sets how many permits ([`UNLIMITED`] for as many as are asked for) and places there are; [`Shared::limit_requests`] for when somebody may wait already. With
-    /// fewer permits than are in use, nobody is let in before enough have come back; who waits keeps the place. Gives
-    /// the lanes whose bells are to be rung, because there is room for some who wait.
+    /// Sets how many permits ([`UNLIMITED`] for as many as are asked for) and places there are;
+    /// [`Shared::limit_requests`] for when somebody may wait already. With fewer permits than are in use, nobody is let
+    /// in before enough have come back; who waits keeps the place. Gives the lanes whose bells are to be rung, because
+    /// there is room for some who wait.
     pub fn open(&self, permits: u32, places: u32) -> Vec<usize> {
         let mut queue = self.lock();
         self.permits.store(permits, Ordering::Relaxed);

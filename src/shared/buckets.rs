@@ -22,7 +22,8 @@ struct Histogram {
     requests: AtomicU64,
 }
 
-/// Histograms by place (see [`super::rotation::Rotation::place`]), made at the first use of each.
+/// Histograms by place (see [`super::roster::Pool::place`]), made at the first use of each. What the pool that had a place
+/// before has left there fades as old requests do.
 pub struct Buckets {
     places: Box<[OnceLock<Box<Histogram>>]>,
 }

@@ -65,7 +65,7 @@ impl Said {
     }
 }
 
-/// Readings by slot, and findings by place of a pool (see [`super::rotation`]).
+/// Readings by slot, and findings by place (see [`super::roster::Pool::place`]).
 pub struct Reported {
     words: Box<[AtomicU64]>,
     uneven: Box<[AtomicBool]>,

@@ -6,6 +6,7 @@
 
 mod labels;
 mod pairs;
+mod places;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,11 +19,13 @@ use crossbeam::utils::CachePadded;
 use super::Shared;
 use super::load::Load;
 use super::ring::{self, Ring};
+use super::rotation::OVERFLOW;
 use super::vitals::{Health, Vitals};
 use crate::limits::{MAX_MODEL_LABELS, MAX_WORKERS, MOST_WORK, WORK_FADE};
 use labels::Labels;
 pub use labels::{Label, Labelled, OTHER};
 use pairs::Pairs;
+use places::Places;
 
 /// Index of a worker in the load and vitals arrays; below [`crate::limits::MAX_WORKERS`].
 pub type Slot = u16;
@@ -117,6 +120,8 @@ pub struct Pool {
     names: Box<[u64]>,
     /// Members without an address, which cannot be chosen.
     pub unresolved: usize,
+    /// Where its shared positions and tables live (see [`super::rotation`]); [`OVERFLOW`] before it is published.
+    pub place: usize,
     ring: OnceLock<Ring>,
 }
 
@@ -131,6 +136,7 @@ impl Pool {
             eras: resolved.clone().map(|w| w.era).collect(),
             names: resolved.map(|w| ring::hash(w.url.as_bytes())).collect(),
             ring: OnceLock::new(),
+            place: OVERFLOW,
             unresolved: members.filter(|w| w.addrs.is_empty()).count(),
         }
     }
@@ -213,6 +219,11 @@ impl Snapshot {
     /// and backend.
     pub fn all_pools(&self) -> impl Iterator<Item = &Pool> {
         self.pools.iter().chain(&self.everyone).chain(&self.pairs.teams)
+    }
+
+    /// Those of everyone first: if there are more than can be told apart, it is not they that cannot.
+    fn all_pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
+        self.everyone.iter_mut().chain(&mut self.pools).chain(&mut self.pairs.teams)
     }
 
     /// The pool of an index.
@@ -401,6 +412,8 @@ pub struct Roster {
     seen: Box<[CachePadded<AtomicU64>]>,
     /// Which model is counted where. For the writer alone.
     labels: Mutex<Labels>,
+    /// Which pool has which place. For the writer alone.
+    places: Mutex<Places>,
 }
 
 impl Roster {
@@ -412,6 +425,7 @@ impl Roster {
             rings: AtomicBool::new(false),
             seen: (0..lanes).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
             labels: Mutex::default(),
+            places: Mutex::default(),
         }
     }
 
@@ -448,6 +462,9 @@ impl Roster {
         let known = labels.assign(snapshot.models(), generation, self.oldest_seen(), begin);
         snapshot.labels = known.into();
         drop(labels);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.assign(snapshot.all_pools_mut(), generation, self.oldest_seen());
+        drop(places);
         let mut tenants = vec![0; MAX_MODEL_LABELS + 1];
         snapshot.labels.iter().for_each(|known| tenants[usize::from(known.label.place)] = known.label.tenant);
         snapshot.tenants = tenants.into();

@@ -120,6 +120,16 @@ fn workers_are_added_changed_and_removed() {
     {
         assert_eq!(client.get(&format!("/workers{query}")).json()["total"], total, "{query}");
     }
+    for (query, says) in [
+        ("state=xx", "state: \"xx\" is not known; give one of pending, ready, unhealthy, draining"),
+        ("state=redy&model=x", "state: \"redy\" is not known; did you mean ready?"),
+        ("state=", "state: \"\" is not known"),
+        ("role=xx", "role: \"xx\" is not known; give one of regular, prefill, decode"),
+        ("worker_type=prefil", "worker_type: \"prefil\" is not known; did you mean prefill?"),
+        ("status=ready", "status: no such parameter; the parameters are model, role, worker_type, state"),
+    ] {
+        client.refused("GET", &format!("/workers?{query}"), "", 400, says);
+    }
     assert_eq!(client.get("/list_workers").json()["urls"].as_array().unwrap().len(), 2);
 
     client.refused("POST", "/workers", &said.to_string(), 409, "already known");

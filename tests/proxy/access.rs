@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use crate::rig::{End, Http, Rig, config, fleet, post, specs, start, until};
 
 /// A file of its own, removed at the end.
-struct Log(PathBuf);
+pub struct Log(PathBuf);
 
 impl Log {
-    fn new(name: &str) -> Log {
+    pub fn new(name: &str) -> Log {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("access-{name}-{}.log", std::process::id()));
         let _ = std::fs::remove_file(&path);
         Log(path)
     }
 
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         self.0.to_str().unwrap().to_owned()
     }
 
@@ -32,7 +32,7 @@ impl Log {
 
     /// The lines, once there are so many.
     #[track_caller]
-    fn lines(&self, n: usize) -> Vec<Value> {
+    pub fn lines(&self, n: usize) -> Vec<Value> {
         until(&format!("{n} lines:\n{}", self.text()), || self.text().lines().count() >= n);
         let text = self.text();
         assert_eq!(text.lines().count(), n, "{text}");

@@ -471,7 +471,7 @@ fn an_answer_that_breaks_off_leaves_the_one_before_it() {
     }
 }
 
-/// Nor is one that says nothing because it waits for the client, whatever it has said before.
+/// A worker that says nothing because it waits for the client is not ill, whatever it has said before.
 #[test]
 fn a_worker_that_waits_for_the_body_is_not_silent() {
     let worker = Worker::start();

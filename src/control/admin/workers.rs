@@ -16,10 +16,11 @@ use tokio::time::timeout;
 
 use super::form::Form;
 use super::{Admin, SILENCE, ending, error};
-use crate::config::{Config, WorkerSpec, WorkerUrl};
+use crate::config::{Config, WorkerSpec, WorkerUrl, choice, fields};
 use crate::control::command::{Added, Command, Left};
 use crate::control::fleet::{Listed, Rank, Refusal, Source};
 use crate::limits::MAX_ADMIN_BODY_BYTES;
+use crate::shared::vitals::Health;
 
 /// `GET /workers`, all or those of `?model=`, `?role=` or `?state=`.
 pub async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
@@ -27,6 +28,17 @@ pub async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
         Ok(wanted) => wanted,
         Err(refused) => return *refused,
     };
+    let strange = wanted.iter().find_map(|(key, value)| {
+        let known = match key.as_str() {
+            "model" => return None,
+            "state" => choice(value, &Health::ALL.map(Health::name)).map(drop),
+            _ => fields::role(value).map(drop),
+        };
+        known.err().map(|mistake| format!("{key}: {mistake}"))
+    });
+    if let Some(mistake) = strange {
+        return wrong(&mistake);
+    }
     let Ok(mut workers) = admin.commands.give(Command::List).await else { return ending() };
     workers.retain(|worker| {
         wanted.iter().all(|(key, value)| match key.as_str() {

@@ -31,6 +31,8 @@ pub struct Driver {
     pub busy_poll_us: u64,
     /// Microseconds that went by between looks that brought nothing.
     pub spun_us: Rc<Cell<u64>>,
+    /// Microseconds that went by in sleeps, where the lane looks before them.
+    pub slept_us: Rc<Cell<u64>>,
     /// Sleeps that timed out, and looks that brought nothing, although a task was runnable.
     pub late_wakes: Rc<Cell<u64>>,
 }
@@ -53,6 +55,10 @@ impl Driver {
             self.now_us.set(now);
             self.timers.advance(now, &mut woken);
             let in_vain = quiet && woken.is_empty();
+            if wait.is_some() && self.busy_poll_us > 0 {
+                // What it did since `was` is the end of a look in vain.
+                self.slept_us.set(self.slept_us.get() + (now - was));
+            }
             if looks {
                 if in_vain && looks_since.is_some() {
                     self.spun_us.set(self.spun_us.get() + (now - was));
