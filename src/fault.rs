@@ -112,7 +112,7 @@ faults! {
     CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";
     ClientStalled      = Relay    Client  0   "client_stalled"            false "The client stopped reading or sending, or it was waited for when the time of the request was over.";
-    Panic              = Relay    Gateway 500 "internal_error"            false "The gateway met an internal error.";
+    Panic              = Relay    Gateway 0   "internal_error"            false "The gateway met an internal error.";
 }
 
 impl Where {
@@ -251,11 +251,7 @@ mod tests {
         for (i, a) in What::ALL.iter().enumerate() {
             let row = a.row();
             assert!(row.status == 0 || (400..600).contains(&row.status), "{a:?}");
-            assert_eq!(
-                row.status == 0,
-                matches!(a, What::ClientGone) || row.at == Where::Relay && *a != What::Panic,
-                "{a:?}"
-            );
+            assert_eq!(row.status == 0, matches!(a, What::ClientGone) || row.at == Where::Relay, "{a:?}");
             for b in &What::ALL[i + 1..] {
                 assert_ne!(row.code, b.row().code, "{a:?} and {b:?}");
             }
