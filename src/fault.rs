@@ -51,7 +51,7 @@ pub struct Row {
     pub at: Where,
     /// Who is to blame.
     pub whose: Whose,
-    /// HTTP status for the client; 0 where no answer is possible (the connection is cut).
+    /// HTTP status for the client; 0 where no answer is possible (the connection ends).
     pub status: u16,
     /// Machine-readable code: `error.code` of the body, the `X-Corelane-Error` header and the metric label.
     pub code: &'static str,
@@ -145,7 +145,7 @@ pub fn markdown() -> String {
     let mut page = String::from(
         "# Faults\n\nWhat a client is told when its request fails here: the status, and the code as `error.code` of the body \
          and as `X-Corelane-Error`. The code is also the label of `corelane_faults_total`. A status of – means that there \
-         is nothing left to answer, or that the answer has begun: the connection is cut. *Retried*: another worker may be \
+         is nothing left to answer, that the answer has begun, or that the gateway has a fault of its own: the connection ends. *Retried*: another worker may be \
          tried, as long as the client has not seen a byte. Answers of workers, errors too, pass as they came and are \
          none of these. Codes of a pair's worker begin with `prefill_` or `decode_` (the label does not). Written from the table in `src/fault.rs` \
          (`CORELANE_BLESS=1 cargo test faults_page_matches_the_table` rewrites this page).\n\n\

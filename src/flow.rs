@@ -79,7 +79,7 @@ struct Going<'a, W: Wire> {
 
 impl<W: Wire> Drop for Going<'_, W> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && !self.request.counted.get() {
             let count = || {
                 self.lane.tallies().fault(What::Panic);
                 settle::count(self.lane, self.request, 0, Some(What::Panic));
@@ -458,7 +458,7 @@ impl<W: Wire> Flow<W> {
         if row.status == 0 {
             settle::count(lane, request, 0, Some(fault.what));
             lane.count(Tally::ClientsLeft, 1);
-            return client.broken();
+            return client.broken(fault.what);
         }
         let mut out = lane.buffers.take();
         request.keep_alive.set(request.keep_alive.get() && request.is_whole() && !lane.is_draining());
@@ -491,7 +491,7 @@ impl<W: Wire> Flow<W> {
         let sent = if request.keep_alive.get() { Ok(()) } else { client.flush(lane).await };
         settle::count(lane, request, status, fault.or(sent.err()));
         match sent {
-            Err(_) => Then::Cut,
+            Err(what) => client.broken(what),
             Ok(()) if request.keep_alive.get() => Then::Keep,
             Ok(()) => Then::Close,
         }

@@ -28,7 +28,7 @@ pub(super) fn run(subcommand: &Subcommand, args: &[String]) -> ExitCode {
         super::complain(format_args!("warning: {warning}"));
     }
     if let Err(why) = log_opens(&loaded.config) {
-        super::complain(format_args!("warning: {why}; serve would refuse it here"));
+        super::complain(format_args!("warning: {why}; serve would refuse it here, as this user"));
     }
     if source.flags.matches.get_flag(PRINT) {
         super::say(&format!("# {}\n\n{}", loaded.summary(), loaded.to_toml()));

@@ -4,7 +4,7 @@
 //! writing is slow, records are dropped where they arise, and counted. Never lets a client's bytes end a line or
 //! steer a terminal; never shows a query, a header, a body or a key.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -158,30 +158,36 @@ fn to_standard_error(mut lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a writer to `path` would start here. A file that was not there is not left behind.
+/// Whether a writer to `path` could start here, as this user; nothing is opened or made for it.
 ///
 /// # Errors
 /// See [`Writer::open`].
 pub fn try_open(path: &str) -> Result<(), String> {
-    let is_there = Path::new(path).exists();
-    if let Target::File(_) = target(path)?
-        && !is_there
-        && let Ok(made) = fs::canonicalize(path)
-    {
-        // Where it cannot be removed it is an empty log.
-        let _ = fs::remove_file(made);
-    }
-    Ok(())
+    use rustix::fs::{Access, access};
+    let at = Path::new(path);
+    let allowed = match at.metadata() {
+        _ if matches!(path, "stderr" | "stdout") => Ok(()),
+        Ok(found) if found.is_dir() => Err(rustix::io::Errno::ISDIR),
+        Ok(_) => access(at, Access::WRITE_OK),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let dir = at.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            access(dir, Access::WRITE_OK | Access::EXEC_OK)
+        }
+        Err(e) => return Err(refusal(path, &e)),
+    };
+    allowed.map_err(|e| refusal(path, &e.into()))
 }
 
 fn target(path: &str) -> Result<Target, String> {
     Ok(match path {
         "stderr" => Target::Stderr,
         "stdout" => Target::Stdout,
-        _ => Target::File(open(path).map_err(|e| {
-            format!("the access log {path} cannot be opened: {e}; change --access-log-path or its rights")
-        })?),
+        _ => Target::File(open(path).map_err(|e| refusal(path, &e))?),
     })
+}
+
+fn refusal(path: &str, e: &io::Error) -> String {
+    format!("the access log {path} cannot be opened: {e}; change --access-log-path or its rights")
 }
 
 /// A pipe that has no reader is an error: to wait for one would stop the start, or the writer. One that has one is

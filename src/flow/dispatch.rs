@@ -254,6 +254,11 @@ impl<'a, W: Wire> Sending<'_, 'a, W> {
         self.rest[0].is_none() && self.upload.is_none()
     }
 
+    /// Whether the connection ended before all of it was given to the worker.
+    fn is_cut_short(&self) -> bool {
+        self.failed || !self.all_started()
+    }
+
     /// Whether the client is waited for, whose body follows.
     fn awaits(&self) -> bool {
         self.upload.as_ref().is_some_and(|upload| upload.awaits())
@@ -301,8 +306,8 @@ fn is_at_once<W: Wire>(lane: &Lane<W>, since_us: u64) -> bool {
     lane.wire.now_us().saturating_sub(since_us) <= AT_ONCE_US
 }
 
-/// What it means that a request's time was over, of which the worker has had all since then. With less than half of
-/// it, the worker is not to blame: a slow client, or workers before it, had the rest.
+/// What it means that a request's time was over, of which the worker has had as much as if it had had all since then.
+/// With less than half of it, it is not to blame: a slow client, or workers before it, had the rest.
 fn late<W: Wire>(lane: &Lane<W>, leg: Leg<'_>, since_us: u64) -> What {
     let half_us = leg.config.request_timeout.as_micros() as u64 / 2;
     let is_short = lane.wire.now_us().saturating_sub(since_us) < half_us;
@@ -335,8 +340,8 @@ async fn exchange<'a, W: Wire>(
     }
     conn.start_send(std::mem::replace(&mut parcel.first, Outgoing::Static(b"")));
     conn.arm();
-    let mut sending =
-        Sending { rest: &mut parcel.rest, upload, failed: false, last_us: lane.wire.now_us(), awaited_us: 0 };
+    let begun_us = lane.wire.now_us();
+    let mut sending = Sending { rest: &mut parcel.rest, upload, failed: false, last_us: begun_us, awaited_us: 0 };
     leg.timer.set(leg.deadline_us);
     let mut timed = leg.first_byte_us == 0;
     let limits = HeadLimits { bytes: leg.config.max_head_bytes, fields: leg.config.max_headers };
@@ -344,7 +349,10 @@ async fn exchange<'a, W: Wire>(
     let mut interim = 0;
     loop {
         let event = poll_fn(|cx| {
-            if let Err(what) = sending.poll(lane, conn, cx) {
+            let sent = sending.poll(lane, conn, cx);
+            if let Err(what) = sent
+                && what != What::FirstByteTimeout
+            {
                 return Poll::Ready(Event::Pointless(what));
             }
             if !timed
@@ -359,6 +367,10 @@ async fn exchange<'a, W: Wire>(
             if let Poll::Ready(got) = conn.poll_part(cx, HEAD_SIGHT_BYTES, &mut up_to_body) {
                 return Poll::Ready(Event::Bytes(got));
             }
+            // A worker that has answered need not read.
+            if let Err(what) = sent {
+                return Poll::Ready(Event::Pointless(what));
+            }
             // Who is being read from is watched by that.
             let watched = client.filter(|_| !sending.awaits());
             if let Some(what) = pointless(lane, watched, cx) {
@@ -372,10 +384,10 @@ async fn exchange<'a, W: Wire>(
             // The worker is not to blame for a client that did not send.
             Event::Late if sending.awaits() => return Err(What::BodyTimeout.into()),
             Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
-            Event::Late => return Err(late(lane, leg, sending.last_us).into()),
+            Event::Late => return Err(late(lane, leg, begun_us + sending.awaited_us).into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
             // Nor is it, when it waited, though not as long as this gateway would have.
-            Event::Bytes(_) if gathered.is_none() && sending.awaited_us > PATIENCE_US => {
+            Event::Bytes(_) if gathered.is_none() && sending.is_cut_short() && sending.awaited_us > PATIENCE_US => {
                 return Err(What::WorkerGaveUp.into());
             }
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {

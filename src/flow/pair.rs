@@ -111,7 +111,7 @@ impl<W: Wire> Flow<W> {
                     lane.tallies().fault(what);
                     lane.count(Tally::Cuts, 1);
                     settle::count(lane, request, 0, Some(what));
-                    return client.broken();
+                    return client.broken(what);
                 }
                 End::Left(what) => return self.refuse(client, request, what.into()).await,
             };

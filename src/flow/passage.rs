@@ -51,11 +51,11 @@ impl<C: Conn> Drop for Client<C> {
 pub enum Then {
     /// Another request may follow.
     Keep,
-    /// Everything was sent: say goodbye, let it arrive, close.
+    /// Everything was sent, or what was not is missed by the framing: say goodbye, let it arrive, close.
     Close,
-    /// The answer is incomplete: make that visible.
+    /// The answer is incomplete and would look whole, or is not taken: a reset.
     Cut,
-    /// The client has left, or does not take what it asked for.
+    /// The client has left, or does not take what it asked for, or the process ends: close.
     Gone,
 }
 
@@ -72,10 +72,17 @@ impl<C: Conn> Client<C> {
         self.conn.start_send(what);
     }
 
-    /// What becomes of the connection when its newest answer broke off. A reset would discard what the client has not
-    /// taken yet, of whole answers before it too: it is left for those whose framing a FIN would complete.
-    pub fn broken(&self) -> Then {
-        if self.fragile.get() { Then::Cut } else { Then::Close }
+    /// What becomes of the connection when its newest answer broke off for this fault. A reset would discard what the
+    /// client has not taken yet, of whole answers before it too: it is left for those whose framing a FIN would
+    /// complete, and for a client that takes nothing, so that the kernel need not keep it.
+    pub fn broken(&self, fault: What) -> Then {
+        match fault {
+            _ if self.fragile.get() => Then::Cut,
+            What::ClientStalled if self.conn.is_sending() => Then::Cut,
+            // There is no time for goodbyes.
+            What::CutEnding => Then::Gone,
+            _ => Then::Close,
+        }
     }
 
     /// Whether the client is known to have left; wakes the task when it leaves.
@@ -91,6 +98,14 @@ impl<C: Conn> Client<C> {
     /// # Errors
     /// [`What::ClientLeft`], or [`What::ClientStalled`] after a whole stall timeout without progress.
     pub async fn flush<W: Wire<Conn = C>>(&self, lane: &Lane<W>) -> Result<(), What> {
+        self.flush_until(lane, u64::MAX).await
+    }
+
+    /// The same, up to `deadline_us` on the lane's clock.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush); [`What::ClientStalled`] at the deadline too.
+    pub async fn flush_until<W: Wire<Conn = C>>(&self, lane: &Lane<W>, deadline_us: u64) -> Result<(), What> {
         let mut stall = Stall::default();
         poll_fn(|cx| match self.conn.poll_sent(cx) {
             Poll::Ready(Ok(sent)) => {
@@ -98,7 +113,7 @@ impl<C: Conn> Client<C> {
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(_)) => Poll::Ready(Err(What::ClientLeft)),
-            Poll::Pending => stall.poll(lane, self, u64::MAX, cx).map(Err),
+            Poll::Pending => stall.poll(lane, self, deadline_us, cx).map(Err),
         })
         .await
     }
@@ -277,6 +292,8 @@ pub struct Request {
     pub event_us: Cell<u64>,
     /// Bytes that the client has been sent.
     pub sent: Cell<u64>,
+    /// Whether its end was counted.
+    pub counted: Cell<bool>,
     /// Where its model is counted.
     pub label: Label,
     /// Workers that it was last given to: one, or prefill and decode.
@@ -326,6 +343,7 @@ impl Request {
             body_begun: Cell::new(false),
             event_us: Cell::new(0),
             sent: Cell::new(0),
+            counted: Cell::new(false),
             label: Label::default(),
             workers: Cell::default(),
             choice: Cell::default(),
@@ -360,6 +378,7 @@ impl Request {
             clock.set(0);
         }
         self.body_begun.set(false);
+        self.counted.set(false);
         self.label = Label::default();
         self.workers.set([None; 2]);
         self.choice.set(Choice::default());

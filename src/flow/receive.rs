@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use crate::config::Relay;
 use crate::config::routes::{self, ROUTES};
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Client, KeyRules, Request, hold};
+use crate::flow::passage::{Client, KeyRules, Request, give_back, hold};
 use crate::http1::{BodyLength, CONTINUE, Chunked, FieldKind, HeadLimits, Method, Parsed, request_id};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -391,8 +391,17 @@ const LINGER_US: u64 = 2_000_000;
 /// Says goodbye to a client that may still be sending: closing over unread bytes would be a reset, and the
 /// answer could be lost with it.
 pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
-    client.conn.shutdown();
     client.timer.set(lane.wire.now_us() + LINGER_US);
+    // Of an answer that broke off, a piece may be on its way.
+    poll_fn(|cx| match client.conn.poll_sent(cx) {
+        Poll::Ready(sent) => {
+            give_back(lane, sent.ok().flatten());
+            Poll::Ready(())
+        }
+        Poll::Pending => poll_late(lane, client, What::ClientGone, cx).map(|_| ()),
+    })
+    .await;
+    client.conn.shutdown();
     let mut left = LINGER_BYTES;
     while left > 0 {
         let got = poll_fn(|cx| {

@@ -387,30 +387,26 @@ async fn finish<W: Wire>(
     match ended {
         // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
         Ok(()) if request.keep_alive.get() => (Then::Keep, None),
-        Ok(()) => {
-            let flushed = client.flush(lane).await;
-            if flushed.is_ok() {
+        Ok(()) => match client.flush(lane).await {
+            Ok(()) => {
                 client.fragile.set(false);
+                (Then::Close, None)
             }
-            (if flushed.is_err() { Then::Cut } else { Then::Close }, flushed.err())
+            Err(what) => (client.broken(what), Some(what)),
+        },
+        Err(fault @ (What::Cut | What::CutBadFraming | What::CutStalled)) => {
+            lane.count(Tally::Cuts, u64::from(fault != What::CutStalled));
+            let flushed = client.flush_until(lane, request.deadline_us()).await;
+            (client.broken(flushed.err().unwrap_or(fault)), Some(fault))
         }
-        Err(fault @ (What::Cut | What::CutBadFraming | What::CutStalled | What::CutTimeout)) => {
-            if matches!(fault, What::Cut | What::CutBadFraming) {
-                lane.count(Tally::Cuts, 1);
-            }
-            let flushed = client.flush(lane).await;
-            (if flushed.is_err() { Then::Cut } else { client.broken() }, Some(fault))
-        }
-        // It takes nothing, and what is on its way to it is held by the kernel.
-        Err(fault @ What::ClientStalled) if client.conn.is_sending() => (Then::Cut, Some(fault)),
-        Err(fault) => (client.broken(), Some(fault)),
+        Err(fault) => (client.broken(fault), Some(fault)),
     }
 }
 
 /// Passes on what follows the first bytes.
 ///
 /// # Errors
-/// What broke the answer off; with [`What::Cut`] and [`What::CutBadFraming`] the client is there and may be told.
+/// What broke the answer off.
 async fn pass<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,

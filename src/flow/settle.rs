@@ -58,6 +58,7 @@ pub fn judge<W: Wire>(lane: &Lane<W>, slot: Slot, end: Result<u16, What>) {
 pub fn count<W: Wire>(lane: &Lane<W>, request: &Request, status: u16, fault: Option<What>) {
     let tallies = lane.tallies();
     let now = lane.wire.now_us();
+    request.counted.set(true);
     tallies.request(request.route, status);
     if request.body_us != 0 && request.answerer == Answer::Worker {
         tallies.model_request(lane.view.borrow().label_place(request.label), status);

@@ -78,10 +78,10 @@ fn begin(out: &mut Vec<u8>, status: u16, content_type: &str, body: usize, extra:
     put(out, b" ");
     put(out, reason(status).as_bytes());
     put(out, b"\r\n");
-    field(out, b"content-type", content_type.as_bytes());
+    field(out, "content-type", content_type.as_bytes());
     length(out, body as u64);
     if let Some(id) = extra.request_id {
-        field(out, b"x-request-id", id);
+        field(out, "x-request-id", id);
     }
     if status == 405 {
         put(out, b"allow: ");

@@ -125,7 +125,7 @@ pub trait Conn: 'static {
     /// Whether the send has ended; gives the buffer back for reuse. Ready with `None` when there was none.
     fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Outgoing>>>;
 
-    /// Whether a send has not ended yet, without asking to be woken.
+    /// Whether a send has not ended yet or a pipe waits to be poured, without asking to be woken.
     fn is_sending(&self) -> bool;
 
     /// For stall clocks: a number that is another one whenever the peer has taken something of the send in flight, or

@@ -459,11 +459,12 @@ impl Roster {
         let generation = self.generation.load(Ordering::Relaxed) + 1;
         let mut snapshot = Snapshot::new(generation, workers);
         let mut labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = labels.assign(snapshot.models(), generation, self.oldest_seen(), begin);
+        let settled = self.oldest_seen();
+        let known = labels.assign(snapshot.models(), generation, settled, begin);
         snapshot.labels = known.into();
         drop(labels);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.assign(snapshot.all_pools_mut(), generation, self.oldest_seen());
+        places.assign(snapshot.all_pools_mut(), generation, settled);
         drop(places);
         let mut tenants = vec![0; MAX_MODEL_LABELS + 1];
         snapshot.labels.iter().for_each(|known| tenants[usize::from(known.label.place)] = known.label.tenant);

@@ -468,6 +468,8 @@ fn stalls_are_noticed_while_splicing() {
     let took = until("it is cut", || faults(What::ClientStalled) == 1);
     assert!(took > Duration::from_millis(500), "{took:?}");
     until("the worker is told", || worker.seen.refused.load(SeqCst) == 1);
+    // What the kernel holds for it is given up.
+    assert_eq!(deaf.cut_answer(), Some(End::Reset));
 
     let plan = Plan { pieces: vec![300_000, 300_000], stalls_in: Some(1), ..Plan::default() };
     let mut http = Http::connect(gateway.address());

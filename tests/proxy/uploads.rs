@@ -107,9 +107,14 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                         stream.write_all(begun.as_bytes()).ok()?;
                     }
                     "tires" => {
-                        std::thread::sleep(Duration::from_millis(1500));
+                        std::thread::sleep(Duration::from_millis(2500));
                         return None;
                     }
+                    "sips" => loop {
+                        std::thread::sleep(Duration::from_millis(100));
+                        let n = stream.read(&mut more[..16_384]).ok().filter(|n| *n > 0)?;
+                        seen.bytes.fetch_add(n, SeqCst);
+                    },
                     "drips" => {
                         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n").ok()?;
                         for _ in 0..20 {
@@ -141,6 +146,9 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
             // The gateway ends it.
             let _ = read(&mut stream, &mut buf, &mut more);
             seen.cut.fetch_add(1, SeqCst);
+            return None;
+        }
+        if what == "leaves" {
             return None;
         }
         if what == "large" {
@@ -456,9 +464,9 @@ fn an_answer_that_breaks_off_leaves_the_one_before_it() {
             _ => {}
         });
         let mut http = slow_reader(&gateway, &worker);
+        let before = tally_of(&gateway, Tally::ClientBytesOut);
         http.send(b"GET /up/mute HTTP/1.1\r\nHost: g\r\n\r\n");
-        until("the next answer has begun", || in_flight(&gateway) == 1 && worker.seen.requests.load(SeqCst) == 2);
-        std::thread::sleep(Duration::from_millis(100));
+        until("the next answer has begun", || tally_of(&gateway, Tally::ClientBytesOut) > before);
         if fault == What::ClientLeft {
             http.stream.shutdown(std::net::Shutdown::Write).unwrap();
         }
@@ -497,11 +505,12 @@ fn a_worker_that_gives_up_waiting_is_not_to_blame() {
     let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
     let bytes = request("POST", "/up/tires-1000000", &[], &body(8 * MIB));
     let mut slow = Http::connect(gateway.address());
-    slow.send(&bytes[..3 * MIB]).answer().expect_error(502, "worker_gave_up");
+    // No more than what the worker reads and sockets hold.
+    slow.send(&bytes[..MIB]).answer().expect_error(502, "worker_gave_up");
     slow.expect_closed();
     // Though it never waited for long at a time.
     let mut drips = Http::connect(gateway.address());
-    drips.send(&bytes[..3 * MIB]);
+    drips.send(&bytes[..MIB]);
     until("the worker has given up", || {
         let _ = drips.stream.write_all(b"x");
         in_flight(&gateway) == 0
@@ -509,6 +518,20 @@ fn a_worker_that_gives_up_waiting_is_not_to_blame() {
     drips.answer().expect_error(502, "worker_gave_up");
     settles(&gateway);
     assert_eq!(blamed(&gateway), 0);
+}
+
+/// One that has all of a body is, however slowly that came.
+#[test]
+fn a_worker_that_dies_with_the_body_is_to_blame() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let bytes = request("POST", "/up/leaves", &[], &body(2 * MIB));
+    let mut http = Http::connect(gateway.address());
+    http.send(&bytes[..MIB / 2]);
+    std::thread::sleep(Duration::from_millis(1500));
+    http.send(&bytes[MIB / 2..]).answer().expect_error(502, "worker_reset");
+    settles(&gateway);
+    assert_eq!(blamed(&gateway), 1);
 }
 
 /// Nor is one to which a slow client left little of the time that its request had.
@@ -529,22 +552,35 @@ fn a_worker_that_had_little_time_is_not_to_blame() {
     assert_eq!(blamed(&gateway), 1, "for the second alone");
 }
 
-/// A worker that takes nothing of a body is waited for as long as one that says nothing.
+/// A worker that takes nothing of a body is waited for as long as one that says nothing, whatever its client still
+/// sends; one that takes a little now and then has longer, and is to blame when the time is over.
 #[test]
 fn a_worker_that_does_not_read_is_given_up() {
-    let worker = Worker::start();
-    let gateway = gateway(&[worker.address], Relay::Auto, |c| c.first_byte_timeout = Duration::from_millis(500));
-    let mut http = Http::connect(gateway.address());
-    let mut sends = http.stream.try_clone().unwrap();
-    let bytes = request("POST", "/up/stops-1000", &[], &body(32 * MIB));
-    let sender = std::thread::spawn(move || {
-        let _ = sends.write_all(&bytes);
-    });
-    http.answer().expect_error(504, "worker_silent");
-    settles(&gateway);
-    assert_eq!(blamed(&gateway), 1);
-    let _ = http.stream.shutdown(std::net::Shutdown::Both);
-    sender.join().unwrap();
+    for (path, status, code) in [("/up/stops-0", 504, "worker_silent"), ("/up/sips-0", 504, "request_timeout")] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], Relay::Auto, |c| {
+            c.first_byte_timeout = Duration::from_secs(1);
+            c.request_timeout = Duration::from_secs(5);
+        });
+        let mut http = Http::connect(gateway.address());
+        let mut sends = http.stream.try_clone().unwrap();
+        let bytes = request("POST", path, &[], &body(64 * MIB));
+        let sender = std::thread::spawn(move || {
+            // As much as is taken at once, and then bit by bit.
+            let _ = sends.write_all(&bytes[..12 * MIB]);
+            for bit in bytes[12 * MIB..].chunks(1000) {
+                if sends.write_all(bit).is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        http.answer().expect_error(status, code);
+        settles(&gateway);
+        assert_eq!(blamed(&gateway), 1);
+        let _ = http.stream.shutdown(std::net::Shutdown::Both);
+        sender.join().unwrap();
+    }
 }
 
 /// Interim answers, and answers whose head has only begun, do not.

@@ -25,7 +25,6 @@ fn is_excused(asked: &Asked, deliveries: &[&Delivery], given: &[&Given], facts: 
         || by(facts.draining_us.get()) && deliveries.is_empty()
         || asked.slow.get()
         || asked.left_us.get().is_some()
-        || at_us >= asked.begun_us.get().unwrap_or(0) + plan.config.request_timeout.as_micros() as u64
         || facts.turned_away.borrow().contains(&asked.client)
         || deliveries.iter().any(|delivery| !delivery.well.get())
         || given.iter().any(|given| !given.complete.get())
@@ -66,6 +65,7 @@ pub fn judge(facts: &Facts, plan: &Plan) -> Result<(), String> {
                 if asked.ask.malformed.is_none()
                     && asked.sent_us.get().is_some()
                     && !is_excused(asked, of, said, facts, plan)
+                    && end.at_us < asked.begun_us.get().unwrap_or(0) + plan.config.request_timeout.as_micros() as u64
                 {
                     return Err(named(format!("it was cut for no reason, behind {partial_head} bytes of a head")));
                 }

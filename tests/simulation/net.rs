@@ -381,9 +381,13 @@ impl Line {
         self.with(0, |me, _| if killed { Some(since_us) } else { me.fin_us.map(|us| us.max(since_us)) })
     }
 
-    /// Ends the sending side.
+    /// Ends the sending side, behind what the kernel has taken; the rest of a send in flight is given up.
     pub fn shut(self: &Rc<Self>, end: usize) {
-        let first = self.with(end, |me, _| !std::mem::replace(&mut me.fin_out, true));
+        let first = self.with(end, |me, _| {
+            me.tx = None;
+            me.wake_out();
+            !std::mem::replace(&mut me.fin_out, true)
+        });
         if first {
             self.world.note("shut", self.id, end as u64, 0);
             self.schedule(end);

@@ -107,6 +107,8 @@ pub struct SimConn {
     over: Cell<bool>,
     broken: Cell<bool>,
     reset: Cell<bool>,
+    /// A pipe waits for room.
+    pours: Cell<bool>,
     /// The count of connections to workers.
     open: Option<Rc<Cell<usize>>>,
 }
@@ -124,6 +126,7 @@ impl SimConn {
             over: Cell::new(false),
             broken: Cell::new(false),
             reset: Cell::new(false),
+            pours: Cell::new(false),
             open,
         }
     }
@@ -241,7 +244,9 @@ impl Conn for SimConn {
 
     fn poll_pour(&self, cx: &mut Context<'_>, pipe: &mut SimPipe) -> Poll<io::Result<usize>> {
         assert!(!self.line.is_sending(HERE), "a send is in flight");
-        let n = ready!(self.line.poll_write(HERE, &pipe.bytes, cx))?;
+        let written = self.line.poll_write(HERE, &pipe.bytes, cx);
+        self.pours.set(written.is_pending());
+        let n = ready!(written)?;
         pipe.bytes.drain(..n);
         Poll::Ready(Ok(n))
     }
@@ -263,7 +268,7 @@ impl Conn for SimConn {
     }
 
     fn is_sending(&self) -> bool {
-        self.line.is_sending(HERE)
+        self.line.is_sending(HERE) || self.pours.get()
     }
 
     fn taken(&self) -> usize {

@@ -6,7 +6,7 @@
 //! longer than for any other body, nor for a worker that takes nothing longer than for the first byte of its answer.
 
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::fault::What;
 use crate::flow::passage::{Client, Follow, Leg, Unread, give_back};
@@ -27,12 +27,22 @@ pub(super) enum Stopped {
 }
 
 /// What became of an attempt on one side.
+#[derive(Clone, Copy)]
 enum Step {
     Moved(u64),
     /// Nothing to do.
     Idle,
     /// The other side of the socket is waited for; the task is woken.
     Waits,
+}
+
+/// Who is waited for.
+enum Waits {
+    Nobody,
+    /// Clock since when.
+    Client(u64),
+    /// What it had taken when that began.
+    Worker(usize),
 }
 
 /// A body on its way. The client's connection is lazy until all was taken: what it sends stays in the kernel.
@@ -49,14 +59,11 @@ pub struct Upload<'a, W: Wire> {
     chunk: Option<Chunk>,
     /// Bytes that are received before a pipe is asked for again.
     pipeless: u64,
-    /// Clock since when it is the client that is waited for.
-    awaits_since: Option<u64>,
-    /// Microseconds for which it was, before that.
+    waits: Waits,
+    /// For how long the client was waited for before, in microseconds.
     awaited_us: u64,
     /// Longest that the worker may take nothing while there is something for it; 0: no limit but the deadline.
     unread_us: u64,
-    /// Whether it is the worker that is waited for.
-    is_full: bool,
     /// Clock when the worker's socket was last given something.
     poured_us: u64,
 }
@@ -81,10 +88,9 @@ impl<'a, W: Wire> Upload<'a, W> {
             pipe: None,
             chunk: None,
             pipeless: 0,
-            awaits_since: None,
+            waits: Waits::Nobody,
             awaited_us: 0,
             unread_us: leg.first_byte_us,
-            is_full: false,
             poured_us: 0,
         }))
     }
@@ -104,12 +110,15 @@ impl<'a, W: Wire> Upload<'a, W> {
 
     /// Whether it is the client that is waited for.
     pub(super) fn awaits(&self) -> bool {
-        self.awaits_since.is_some()
+        matches!(self.waits, Waits::Client(_))
     }
 
     /// For how long the worker has waited for the client in all, in microseconds.
     pub(super) fn awaited_us(&self, now_us: u64) -> u64 {
-        self.awaited_us + self.awaits_since.map_or(0, |since| now_us - since)
+        match self.waits {
+            Waits::Client(since_us) => self.awaited_us + (now_us - since_us),
+            Waits::Nobody | Waits::Worker(_) => self.awaited_us,
+        }
     }
 
     /// Clock when the worker's socket was last given something; 0 before.
@@ -135,7 +144,7 @@ impl<'a, W: Wire> Upload<'a, W> {
             };
             let Ok(poured) = self.pour(lane, conn, cx) else { return Poll::Ready(Err(Stopped::Worker)) };
             if self.held() == 0 {
-                if self.unread.left() == 0 {
+                if self.unread.left() == 0 && matches!(poured, Step::Idle) {
                     return Poll::Ready(Ok(()));
                 }
                 // Nobody waits with an empty pipe in hand.
@@ -146,7 +155,10 @@ impl<'a, W: Wire> Upload<'a, W> {
             let now = lane.wire.now_us();
             match (drawn, poured) {
                 (Step::Moved(n), _) | (_, Step::Moved(n)) => {
-                    self.moves(now);
+                    // What is drawn ends the wait for the client alone.
+                    if matches!(poured, Step::Moved(_)) || matches!(self.waits, Waits::Client(_)) {
+                        self.waits_for(Waits::Nobody, now);
+                    }
                     turn += n;
                     if turn >= SPLICE_TURN_BYTES {
                         cx.waker().wake_by_ref();
@@ -154,35 +166,38 @@ impl<'a, W: Wire> Upload<'a, W> {
                     }
                 }
                 (_, Step::Waits) => {
-                    if !self.is_full {
-                        self.moves(now);
-                        self.is_full = true;
+                    if !matches!(self.waits, Waits::Worker(_)) {
+                        self.waits_for(Waits::Worker(conn.taken()), now);
                         self.timer.set(now + self.unread_us);
                     }
                     if self.unread_us == 0 {
                         return Poll::Pending;
                     }
-                    return self.timer.poll_due(cx).map(|()| Err(Stopped::Unread));
+                    ready!(self.timer.poll_due(cx));
+                    // The kernel says that there is room when there is much of it.
+                    let taken = conn.taken();
+                    if matches!(self.waits, Waits::Worker(before) if before == taken) {
+                        return Poll::Ready(Err(Stopped::Unread));
+                    }
+                    self.waits = Waits::Nobody;
                 }
                 _ => {
-                    if self.awaits_since.is_none() {
-                        self.moves(now);
-                        self.awaits_since = Some(now);
+                    if !matches!(self.waits, Waits::Client(_)) {
+                        self.waits_for(Waits::Client(now), now);
                         self.timer.set(self.deadline_us.min(now + self.pause_us));
                     }
-                    std::task::ready!(self.timer.poll_due(cx));
+                    ready!(self.timer.poll_due(cx));
                     // Who goes on waiting does so for another pause.
-                    self.moves(now);
+                    self.waits_for(Waits::Nobody, now);
                     return Poll::Ready(Err(Stopped::Client(What::BodyTimeout)));
                 }
             }
         }
     }
 
-    /// Nobody is waited for any more.
-    fn moves(&mut self, now_us: u64) {
+    fn waits_for(&mut self, waits: Waits, now_us: u64) {
         self.awaited_us = self.awaited_us(now_us);
-        (self.awaits_since, self.is_full) = (None, false);
+        self.waits = waits;
     }
 
     /// Bytes that were taken from the client and are not with the worker.

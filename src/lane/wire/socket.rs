@@ -36,8 +36,10 @@ enum Rx {
     Polling(OpId),
 }
 
-/// A connected stream socket.
-pub struct Socket {
+/// A connected stream socket. Boxed: a connection goes from hand to hand, several times a request.
+pub struct Socket(Box<State>);
+
+struct State {
     ring: Rc<Ring>,
     fd: Rc<Fd>,
     rx: Cell<Rx>,
@@ -67,7 +69,7 @@ fn error(res: i32) -> io::Error {
 impl Socket {
     /// Takes over a connected, non-blocking socket.
     pub fn new(fd: OwnedFd, ring: &Rc<Ring>) -> Socket {
-        Socket {
+        Socket(Box::new(State {
             ring: ring.clone(),
             fd: Fd::new(fd, ring),
             rx: Cell::new(Rx::Idle),
@@ -80,23 +82,23 @@ impl Socket {
             room: Cell::new(None),
             poured: Cell::new(0),
             kept: RefCell::new(None),
-        }
+        }))
     }
 
     /// What a receive into the ring's buffers gave; none when it was stopped and everything is collected.
     fn poll_armed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
-        let (res, lent, keep) = match ready!(self.ring.poll_stream(id, cx)) {
+        let (res, lent, keep) = match ready!(self.0.ring.poll_stream(id, cx)) {
             Arrival::Bytes(chunk) => return Poll::Ready(Some(Ok(chunk))),
             Arrival::Last(res, lent, keep) => (res, lent, keep),
         };
-        self.rx.set(Rx::Idle);
+        self.0.rx.set(Rx::Idle);
         if res == -libc::ECANCELED {
             // Too much was waiting, or a fill wants its place, or the peer ended, or the connection became lazy.
             return Poll::Ready(None);
         }
         if res == -libc::ENOBUFS {
-            self.ring.ran_dry();
-            if self.lazy.get() {
+            self.0.ring.ran_dry();
+            if self.0.lazy.get() {
                 return Poll::Ready(None);
             }
             let id = self.receive_once();
@@ -115,12 +117,12 @@ impl Socket {
 
     /// What is still to be collected of a connection that became lazy; none when it is idle.
     fn poll_early(&self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
-        if let Some(chunk) = self.kept.borrow_mut().take() {
+        if let Some(chunk) = self.0.kept.borrow_mut().take() {
             return Poll::Ready(Some(Ok(chunk)));
         }
-        match self.rx.get() {
+        match self.0.rx.get() {
             Rx::Armed(id) => {
-                self.ring.stop(id);
+                self.0.ring.stop(id);
                 self.poll_armed(id, cx)
             }
             Rx::Filling(_) => self.poll_filled(cx).map(Some),
@@ -130,9 +132,9 @@ impl Socket {
 
     /// What a fill gave that nobody came back for.
     fn poll_filled(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
-        let Rx::Filling(id) = self.rx.get() else { unreachable!("asked of a fill") };
-        let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
-        self.rx.set(Rx::Idle);
+        let Rx::Filling(id) = self.0.rx.get() else { unreachable!("asked of a fill") };
+        let (res, _, keep) = ready!(self.0.ring.poll_op(id, cx));
+        self.0.rx.set(Rx::Idle);
         match keep {
             _ if res < 0 => Poll::Ready(Err(error(res))),
             Keep::Fill(_, v) if res > 0 => {
@@ -150,10 +152,10 @@ impl Socket {
     fn poll_try<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut(bool) -> io::Result<T>) -> Poll<io::Result<T>> {
         loop {
             let mut polled = false;
-            if let Rx::Polling(id) = self.rx.get() {
+            if let Rx::Polling(id) = self.0.rx.get() {
                 // Whatever the poll says, the attempt knows better.
-                ready!(self.ring.poll_op(id, cx));
-                self.rx.set(Rx::Idle);
+                ready!(self.0.ring.poll_op(id, cx));
+                self.0.rx.set(Rx::Idle);
                 polled = true;
             }
             match attempt(polled) {
@@ -166,7 +168,7 @@ impl Socket {
 
     /// Whether the kernel holds nothing to be received, and no end.
     fn is_dry(&self) -> bool {
-        let seen = rustix::net::recv(&self.fd, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        let seen = rustix::net::recv(&self.0.fd, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK);
         seen.is_err_and(|e| e == rustix::io::Errno::AGAIN)
     }
 
@@ -177,33 +179,33 @@ impl Socket {
 
     fn receive_now(&self, max: usize) -> io::Result<Chunk> {
         let mut bytes = Vec::with_capacity(max);
-        rustix::net::recv(&self.fd, rustix::buffer::spare_capacity(&mut bytes), RecvFlags::DONTWAIT)?;
+        rustix::net::recv(&self.0.fd, rustix::buffer::spare_capacity(&mut bytes), RecvFlags::DONTWAIT)?;
         Ok(if bytes.is_empty() { Chunk::empty() } else { Chunk::heap(bytes) })
     }
 
     /// One receive into memory of its own.
     fn receive_once(&self) -> OpId {
         let room = Vec::with_capacity(RECV_BUFFER_BYTES);
-        let id = self.ring.fill(&self.fd, room, RECV_BUFFER_BYTES, false);
-        self.rx.set(Rx::Armed(id));
-        self.streaming.set(false);
+        let id = self.0.ring.fill(&self.0.fd, room, RECV_BUFFER_BYTES, false);
+        self.0.rx.set(Rx::Armed(id));
+        self.0.streaming.set(false);
         id
     }
 
     /// Whether the peer has closed its sending side or the connection broke; wakes the task when it happens.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.over.get() {
+        if self.0.over.get() {
             return Poll::Ready(());
         }
-        let Some(id) = self.watch.get() else { return Poll::Pending };
-        let (events, _, _) = ready!(self.ring.poll_op(id, cx));
-        self.watch.set(None);
+        let Some(id) = self.0.watch.get() else { return Poll::Pending };
+        let (events, _, _) = ready!(self.0.ring.poll_op(id, cx));
+        self.0.watch.set(None);
         if events < 0 {
             // The kernel had no memory for it; the next receive asks again.
             return Poll::Pending;
         }
-        self.over.set(true);
-        self.broken.set(events & i32::from(libc::POLLERR | libc::POLLHUP) != 0);
+        self.0.over.set(true);
+        self.0.broken.set(events & i32::from(libc::POLLERR | libc::POLLHUP) != 0);
         Poll::Ready(())
     }
 
@@ -211,17 +213,17 @@ impl Socket {
     /// nothing but that (Linux reports it unasked), so a break that follows one shows at the next send.
     fn poll_dead(&self, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.poll_over(cx));
-        if self.broken.get() { Poll::Ready(()) } else { Poll::Pending }
+        if self.0.broken.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Stops the stream for the sake of a fill. Ready when it has ended; the socket is idle then, unless there is
     /// something to collect first: bytes, the peer's end, an error.
     fn poll_disarmed(&self, id: OpId, cx: &mut Context<'_>) -> Poll<()> {
-        self.ring.stop(id);
-        let res = ready!(self.ring.poll_end(id, cx));
-        if res == -libc::ECANCELED && !self.ring.holds_bytes(id) {
-            let _spent = self.ring.poll_op(id, cx);
-            self.rx.set(Rx::Idle);
+        self.0.ring.stop(id);
+        let res = ready!(self.0.ring.poll_end(id, cx));
+        if res == -libc::ECANCELED && !self.0.ring.holds_bytes(id) {
+            let _spent = self.0.ring.poll_op(id, cx);
+            self.0.rx.set(Rx::Idle);
         }
         Poll::Ready(())
     }
@@ -240,45 +242,47 @@ impl Conn for Socket {
     type Pipe = KernelPipe;
 
     fn arm(&self) {
-        if let Rx::Idle = self.rx.get() {
-            if self.lazy.get() {
+        if let Rx::Idle = self.0.rx.get() {
+            if self.0.lazy.get() {
                 let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
-                self.rx.set(Rx::Polling(self.ring.poll(&self.fd, events)));
+                self.0.rx.set(Rx::Polling(self.0.ring.poll(&self.0.fd, events)));
                 return;
             }
-            if self.over.get() {
+            if self.0.over.get() {
                 self.receive_once();
                 return;
             }
-            self.rx.set(Rx::Armed(self.ring.stream(&self.fd)));
-            self.streaming.set(true);
-            if self.watch.get().is_none() {
-                self.watch.set(Some(self.ring.poll(&self.fd, libc::POLLRDHUP as u32)));
+            self.0.rx.set(Rx::Armed(self.0.ring.stream(&self.0.fd)));
+            self.0.streaming.set(true);
+            if self.0.watch.get().is_none() {
+                self.0.watch.set(Some(self.0.ring.poll(&self.0.fd, libc::POLLRDHUP as u32)));
             }
         }
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<Chunk>> {
-        if self.lazy.get() {
+        if self.0.lazy.get() {
             return match ready!(self.poll_early(cx)) {
                 Some(early) => Poll::Ready(early),
                 None => self.poll_lazy(cx, RECV_BUFFER_BYTES),
             };
         }
-        if let Some(chunk) = self.kept.borrow_mut().take() {
+        if let Some(chunk) = self.0.kept.borrow_mut().take() {
             return Poll::Ready(Ok(chunk));
         }
         loop {
             self.arm();
-            match self.rx.get() {
+            match self.0.rx.get() {
                 Rx::Armed(id) => match self.poll_armed(id, cx) {
                     Poll::Ready(Some(got)) => return Poll::Ready(got),
                     Poll::Ready(None) => {}
-                    Poll::Pending if !self.streaming.get() || self.poll_over(cx).is_pending() => return Poll::Pending,
+                    Poll::Pending if !self.0.streaming.get() || self.poll_over(cx).is_pending() => {
+                        return Poll::Pending;
+                    }
                     Poll::Pending => {
                         // The end is there: if the stream missed it, what follows is received one by one.
-                        let Rx::Armed(id) = self.rx.get() else { unreachable!("still waiting") };
-                        self.ring.stop(id);
+                        let Rx::Armed(id) = self.0.rx.get() else { unreachable!("still waiting") };
+                        self.0.ring.stop(id);
                         return Poll::Pending;
                     }
                 },
@@ -289,27 +293,27 @@ impl Conn for Socket {
     }
 
     fn poll_fill(&self, cx: &mut Context<'_>, to: &mut Vec<u8>, max: usize) -> Poll<io::Result<usize>> {
-        let waiting = self.kept.borrow().is_some();
-        if let Rx::Armed(id) = self.rx.get()
+        let waiting = self.0.kept.borrow().is_some();
+        if let Rx::Armed(id) = self.0.rx.get()
             && !waiting
             && max > RECV_BUFFER_BYTES
-            && !self.ring.holds_bytes(id)
+            && !self.0.ring.holds_bytes(id)
         {
             // Large bodies go straight to where they are kept, once nothing waits in buffers of the ring.
             ready!(self.poll_disarmed(id, cx));
         }
-        if let Rx::Idle = self.rx.get()
+        if let Rx::Idle = self.0.rx.get()
             && !waiting
         {
             if to.capacity() == to.len() {
                 to.reserve(max.min(BODY_TURN_BYTES));
             }
-            let id = self.ring.fill(&self.fd, std::mem::take(to), max, false);
-            self.rx.set(Rx::Filling(id));
+            let id = self.0.ring.fill(&self.0.fd, std::mem::take(to), max, false);
+            self.0.rx.set(Rx::Filling(id));
         }
-        if let Rx::Filling(id) = self.rx.get() {
-            let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
-            self.rx.set(Rx::Idle);
+        if let Rx::Filling(id) = self.0.rx.get() {
+            let (res, _, keep) = ready!(self.0.ring.poll_op(id, cx));
+            self.0.rx.set(Rx::Idle);
             if let Keep::Fill(_, v) = keep {
                 *to = if res > 0 { filled(v, res as usize) } else { v };
             }
@@ -326,21 +330,21 @@ impl Conn for Socket {
     }
 
     fn set_lazy(&self, lazy: bool) {
-        if self.lazy.replace(lazy) == lazy {
+        if self.0.lazy.replace(lazy) == lazy {
             return;
         }
-        match self.rx.get() {
-            Rx::Armed(id) if lazy => self.ring.stop(id),
+        match self.0.rx.get() {
+            Rx::Armed(id) if lazy => self.0.ring.stop(id),
             Rx::Polling(id) => {
-                self.ring.abandon(id);
-                self.rx.set(Rx::Idle);
+                self.0.ring.abandon(id);
+                self.0.rx.set(Rx::Idle);
             }
             _ => {}
         }
     }
 
     fn is_lazy(&self) -> bool {
-        self.lazy.get()
+        self.0.lazy.get()
     }
 
     fn poll_part(
@@ -349,7 +353,7 @@ impl Conn for Socket {
         sight: usize,
         pick: &mut dyn FnMut(&[u8]) -> usize,
     ) -> Poll<io::Result<Chunk>> {
-        if !self.lazy.get() {
+        if !self.0.lazy.get() {
             return self.poll_recv(cx);
         }
         if let Some(early) = ready!(self.poll_early(cx)) {
@@ -358,7 +362,7 @@ impl Conn for Socket {
         self.poll_try(cx, |_| {
             let mut room = [MaybeUninit::uninit(); MOST_SIGHT_BYTES];
             let room = &mut room[..sight.min(MOST_SIGHT_BYTES)];
-            let ((seen, _), _) = rustix::net::recv(&self.fd, room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
+            let ((seen, _), _) = rustix::net::recv(&self.0.fd, room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
             if seen.is_empty() {
                 return Ok(Chunk::empty());
             }
@@ -367,19 +371,19 @@ impl Conn for Socket {
     }
 
     fn poll_draw(&self, cx: &mut Context<'_>, pipe: &mut KernelPipe, max: usize) -> Poll<io::Result<Drawn>> {
-        debug_assert!(self.lazy.get(), "drawn from a connection that receives");
+        debug_assert!(self.0.lazy.get(), "drawn from a connection that receives");
         if let Some(early) = ready!(self.poll_early(cx)) {
             return Poll::Ready(early.map(Drawn::Received));
         }
         if pipe.held() > 0 {
-            return match pipe.draw(&self.fd, max) {
+            return match pipe.draw(&self.0.fd, max) {
                 // The end, or what looks like it.
                 Ok(0) => Poll::Pending,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Poll::Pending,
                 drawn => Poll::Ready(drawn.map(Drawn::Piped)),
             };
         }
-        self.poll_try(cx, |polled| match pipe.draw(&self.fd, max) {
+        self.poll_try(cx, |polled| match pipe.draw(&self.0.fd, max) {
             Ok(n) if n > 0 => Ok(Drawn::Piped(n)),
             Err(e) if e.kind() != io::ErrorKind::WouldBlock || !polled => Err(e),
             // The kernel moves nothing past a mark of urgent data, while its polls say that there is something, and
@@ -389,19 +393,19 @@ impl Conn for Socket {
     }
 
     fn poll_pour(&self, cx: &mut Context<'_>, pipe: &mut KernelPipe) -> Poll<io::Result<usize>> {
-        debug_assert!(self.tx.get().is_none(), "a send is in flight");
+        debug_assert!(self.0.tx.get().is_none(), "a send is in flight");
         loop {
-            if let Some(id) = self.room.get() {
-                ready!(self.ring.poll_op(id, cx));
-                self.room.set(None);
+            if let Some(id) = self.0.room.get() {
+                ready!(self.0.ring.poll_op(id, cx));
+                self.0.room.set(None);
             }
-            match pipe.pour(&self.fd) {
+            match pipe.pour(&self.0.fd) {
                 Ok(n) => {
-                    self.poured.set(self.poured.get().wrapping_add(n));
+                    self.0.poured.set(self.0.poured.get().wrapping_add(n));
                     return Poll::Ready(Ok(n));
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.room.set(Some(self.ring.poll(&self.fd, libc::POLLOUT as u32)));
+                    self.0.room.set(Some(self.0.ring.poll(&self.0.fd, libc::POLLOUT as u32)));
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Poll::Ready(Err(e)),
@@ -412,37 +416,37 @@ impl Conn for Socket {
     fn unread(&self, chunk: Chunk) {
         // A lent buffer must not be held by a connection that waits.
         let chunk = if chunk.is_lent() { Chunk::heap(chunk.to_vec()) } else { chunk };
-        let old = self.kept.borrow_mut().replace(chunk);
+        let old = self.0.kept.borrow_mut().replace(chunk);
         debug_assert!(old.is_none(), "bytes kept twice");
     }
 
     fn start_send(&self, what: Outgoing) {
-        assert!(self.tx.get().is_none(), "a send is in flight");
+        assert!(self.0.tx.get().is_none(), "a send is in flight");
         if !what.is_empty() {
-            self.tx.set(Some(self.ring.send(&self.fd, what)));
+            self.0.tx.set(Some(self.0.ring.send(&self.0.fd, what)));
         }
     }
 
     fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Outgoing>>> {
-        let Some(id) = self.tx.get() else { return Poll::Ready(Ok(None)) };
-        let (res, _, keep) = ready!(self.ring.poll_op(id, cx));
-        self.tx.set(None);
+        let Some(id) = self.0.tx.get() else { return Poll::Ready(Ok(None)) };
+        let (res, _, keep) = ready!(self.0.ring.poll_op(id, cx));
+        self.0.tx.set(None);
         let Keep::Send(_, what, _) = keep else { unreachable!("a send keeps its bytes") };
         Poll::Ready(if res < 0 { Err(error(res)) } else { Ok(Some(what)) })
     }
 
     fn is_sending(&self) -> bool {
-        self.tx.get().is_some_and(|id| self.ring.peek(id).is_none())
+        [self.0.tx.get(), self.0.room.get()].into_iter().flatten().any(|id| self.0.ring.peek(id).is_none())
     }
 
     fn taken(&self) -> usize {
         // The kernel asks for more only when a third of its buffer is free, which for a slow peer is megabytes and
         // minutes: what the peer has not acknowledged yet tells sooner.
         let mut unacknowledged: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
-        unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
-        let offset = self.tx.get().map_or(0, |id| self.ring.sent_offset(id));
-        self.poured.get().wrapping_add(offset).wrapping_sub(unacknowledged as usize)
+        // SAFETY: the descriptor is open as long as `self.0.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
+        unsafe { libc::ioctl(self.0.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
+        let offset = self.0.tx.get().map_or(0, |id| self.0.ring.sent_offset(id));
+        self.0.poured.get().wrapping_add(offset).wrapping_sub(unacknowledged as usize)
     }
 
     fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -456,39 +460,39 @@ impl Conn for Socket {
     }
 
     fn is_silent(&self) -> bool {
-        let ended = self.over.get() || self.watch.get().is_some_and(|id| self.ring.has_news(id));
-        if ended || self.kept.borrow().is_some() {
+        let ended = self.0.over.get() || self.0.watch.get().is_some_and(|id| self.0.ring.has_news(id));
+        if ended || self.0.kept.borrow().is_some() {
             return false;
         }
-        let watched = match self.rx.get() {
+        let watched = match self.0.rx.get() {
             Rx::Armed(id) | Rx::Filling(id) => {
-                let end = self.ring.peek(id);
-                if self.ring.holds_bytes(id) || end.is_some_and(|res| res != -libc::ECANCELED) {
+                let end = self.0.ring.peek(id);
+                if self.0.ring.holds_bytes(id) || end.is_some_and(|res| res != -libc::ECANCELED) {
                     return false;
                 }
-                end.is_none() && !self.lazy.get()
+                end.is_none() && !self.0.lazy.get()
             }
-            Rx::Idle | Rx::Polling(_) => !self.lazy.get(),
+            Rx::Idle | Rx::Polling(_) => !self.0.lazy.get(),
         };
         watched || self.is_dry()
     }
 
     fn shutdown(&self) {
-        let _ = rustix::net::shutdown(self.fd.as_fd(), rustix::net::Shutdown::Write);
+        let _ = rustix::net::shutdown(self.0.fd.as_fd(), rustix::net::Shutdown::Write);
     }
 
     fn reset(&self) {
-        let _ = rustix::net::sockopt::set_socket_linger(self.fd.as_fd(), Some(Duration::ZERO));
+        let _ = rustix::net::sockopt::set_socket_linger(self.0.fd.as_fd(), Some(Duration::ZERO));
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Rx::Armed(id) | Rx::Filling(id) | Rx::Polling(id) = self.rx.get() {
-            self.ring.abandon(id);
+        if let Rx::Armed(id) | Rx::Filling(id) | Rx::Polling(id) = self.0.rx.get() {
+            self.0.ring.abandon(id);
         }
-        for id in [self.tx.get(), self.watch.get(), self.room.get()].into_iter().flatten() {
-            self.ring.abandon(id);
+        for id in [self.0.tx.get(), self.0.watch.get(), self.0.room.get()].into_iter().flatten() {
+            self.0.ring.abandon(id);
         }
     }
 }
@@ -576,7 +580,7 @@ impl Wire for RingWire {
         )?;
         socket.set_tcp_nodelay(true)?;
         let socket = Socket::new(socket.into(), &self.ring);
-        let mut connecting = Connecting { ring: &self.ring, id: Some(self.ring.connect(&socket.fd, to)) };
+        let mut connecting = Connecting { ring: &self.ring, id: Some(self.ring.connect(&socket.0.fd, to)) };
         let (res, _, _) = poll_fn(|cx| self.ring.poll_op(connecting.id.expect("taken once"), cx)).await;
         connecting.id = None;
         if res < 0 { Err(error(res)) } else { Ok(socket) }

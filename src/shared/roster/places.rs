@@ -6,7 +6,8 @@
 //! that its owner is gone.
 //!
 //! A pool is known by the 64-bit hash of what it is: two with one hash would share a place (about 1 in 10^12 for 4096
-//! pools). Pools for which there is no place share [`OVERFLOW`]; what suffers is the evenness of those, nothing else.
+//! pools). Pools for which there is no place share [`OVERFLOW`]: turns are less even there, sticky keys can be taken by
+//! another model's requests and are lost when a place is found, and uneven ranks go unnoticed.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -42,8 +43,8 @@ impl Places {
                 None => strangers.push((owner, pool)),
             }
         }
-        let wanting = (self.known.len() + strangers.len()).saturating_sub(PLACES);
-        let mut free = if wanting > 0 { self.longest_gone(settled) } else { Vec::new() };
+        let wants = self.known.len() + strangers.len() > PLACES;
+        let mut free = if wants { self.longest_gone(settled) } else { Vec::new() };
         for (owner, pool) in strangers {
             pool.place = match self.known.len() {
                 nth @ ..PLACES => fresh(nth),
