@@ -108,6 +108,7 @@ faults! {
     Cut                = Relay    Worker  0   "worker_cut"                false "The worker's answer broke off.";
     CutBadFraming      = Relay    Worker  0   "worker_bad_framing"        false "The worker's answer broke its own framing.";
     CutTimeout         = Relay    Worker  0   "request_timeout_midway"    false "The answer took longer than this gateway allows.";
+    CutUsedUp          = Relay    Gateway 0   "request_time_used_up_midway" false "The time that this gateway allows a request was over before the worker, which was answering, had had half of it.";
     CutStalled         = Relay    Worker  0   "worker_stalled"            false "The worker's answer did not go on in time.";
     CutEnding          = Relay    Gateway 0   "shutdown_midway"           false "The gateway ended before the answer was complete.";
     ClientLeft         = Relay    Client  0   "client_left"               false "The client left before its answer was complete.";

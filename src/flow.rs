@@ -488,6 +488,8 @@ impl<W: Wire> Flow<W> {
     ) -> Then {
         let lane = &*self.lane;
         client.answer(lane, request, Outgoing::Heap(out));
+        // No worker works on it any more.
+        drop(request.permit.take());
         let sent = if request.keep_alive.get() { Ok(()) } else { client.flush(lane).await };
         settle::count(lane, request, status, fault.or(sent.err()));
         match sent {

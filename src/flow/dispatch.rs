@@ -16,7 +16,7 @@ use memchr::memmem;
 
 use crate::config::Relay;
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back};
+use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back, had_its_time};
 use crate::http1::{self, BodyLength, Forward, HeadLimits, Parsed, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -307,11 +307,9 @@ fn is_at_once<W: Wire>(lane: &Lane<W>, since_us: u64) -> bool {
 }
 
 /// What it means that a request's time was over, of which the worker has had as much as if it had had all since then.
-/// With less than half of it, it is not to blame: a slow client, or workers before it, had the rest.
 fn late<W: Wire>(lane: &Lane<W>, leg: Leg<'_>, since_us: u64) -> What {
-    let half_us = leg.config.request_timeout.as_micros() as u64 / 2;
-    let is_short = lane.wire.now_us().saturating_sub(since_us) < half_us;
-    if is_short { What::TimeUsedUp } else { What::RequestTimeout }
+    let had_us = lane.wire.now_us().saturating_sub(since_us);
+    if had_its_time(leg.config, had_us) { What::RequestTimeout } else { What::TimeUsedUp }
 }
 
 /// Where the body of an answer begins, as far as it can be seen; what follows can then be moved by the kernel.

@@ -164,6 +164,12 @@ pub fn give_back<W: Wire>(lane: &Lane<W>, sent: Option<Outgoing>) {
     }
 }
 
+/// Whether a worker that has had so many microseconds of a request's time is to blame when that is over. With less than
+/// half of it, it is not: a slow client, the queue, or workers before it had the rest.
+pub fn had_its_time(config: &Config, had_us: u64) -> bool {
+    had_us >= config.request_timeout.as_micros() as u64 / 2
+}
+
 /// Capacity of the input buffer that a resting request may keep.
 const REST_BYTES: usize = 64 * 1024;
 
@@ -204,6 +210,7 @@ pub struct Unread {
     left: Cell<u64>,
     taken: Cell<u64>,
     whole_us: Cell<u64>,
+    awaited_us: Cell<u64>,
 }
 
 impl Unread {
@@ -212,6 +219,12 @@ impl Unread {
         self.left.set(bytes);
         self.taken.set(0);
         self.whole_us.set(0);
+        self.awaited_us.set(0);
+    }
+
+    /// Notes for how long in all, in microseconds, the worker that it goes to has waited for the client.
+    pub fn awaited(&self, us: u64) {
+        self.awaited_us.set(us);
     }
 
     /// Bytes that the client has yet to send.
@@ -407,6 +420,15 @@ impl Request {
     /// When the answer has to be complete, on the lane's clock.
     pub fn deadline_us(&self) -> u64 {
         self.started_us + self.config.request_timeout.as_micros() as u64
+    }
+
+    /// What it means that a worker whose answer has begun was waited for until its silence or the request was too long.
+    pub fn ran_out(&self, now_us: u64) -> What {
+        if now_us < self.deadline_us() {
+            return What::CutStalled;
+        }
+        let had_us = now_us.saturating_sub(self.routed_us.get() + self.unread.awaited_us.get());
+        if had_its_time(&self.config, had_us) { What::CutTimeout } else { What::CutUsedUp }
     }
 
     /// For how long a worker whose answer has begun may be silent; zero: for any time, as while it may wait for the rest of

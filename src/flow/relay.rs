@@ -387,7 +387,7 @@ async fn finish<W: Wire>(
     match ended {
         // The kernel takes the last bytes while the next request is waited for; nobody is woken for it.
         Ok(()) if request.keep_alive.get() => (Then::Keep, None),
-        Ok(()) => match client.flush(lane).await {
+        Ok(()) => match client.flush_until(lane, request.deadline_us()).await {
             Ok(()) => {
                 client.fragile.set(false);
                 (Then::Close, None)

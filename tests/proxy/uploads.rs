@@ -152,8 +152,9 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
             return None;
         }
         if what == "large" {
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 5 * MIB);
-            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b'A'; 5 * MIB])).ok()?;
+            let size = if after > 0 { after } else { 5 * MIB };
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b'A'; size])).ok()?;
             continue;
         }
         let said = format!("{length} {:016x}", fnv1a64(&buf[..length]));
@@ -438,6 +439,41 @@ fn expect_large(http: &mut Http) {
     assert!(answer.body.len() == 5 * MIB && answer.body.iter().all(|&b| b == b'A'));
 }
 
+/// A slow reader does not keep a place at the worker beyond the time of its request, however little is left to be given to
+/// the kernel.
+#[test]
+fn the_last_piece_does_not_outlast_its_request() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Copy, |c| c.request_timeout = Duration::from_secs(2));
+    let sent = || tally_of(&gateway, Tally::ClientBytesOut);
+    let ask = |size: u64| {
+        let mut http = Http::connect(gateway.address());
+        socket2::SockRef::from(&http.stream).set_recv_buffer_size(4096).unwrap();
+        http.send(&request("GET", &format!("/up/large-{size}"), &[("Connection", "close")], b""));
+        http
+    };
+    // What the sockets take, and the piece that waits.
+    let _probe = ask(64 << 20);
+    let mut most = 0;
+    until("they are full", || {
+        std::thread::sleep(Duration::from_millis(200));
+        std::mem::replace(&mut most, sent()) == sent() && most > 0
+    });
+    let mut readers: Vec<_> = (1..8).map(|n| ask(most - n * 2000)).collect();
+    let start = Instant::now();
+    let mut waited = false;
+    while start.elapsed() < Duration::from_secs(5) {
+        for http in &mut readers {
+            http.most = 1000;
+            let _ = http.fill();
+        }
+        waited |= start.elapsed() > Duration::from_millis(1000) && in_flight(&gateway) > 0;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(waited, "nothing was left to be given");
+    assert_eq!(in_flight(&gateway), 0);
+}
+
 /// An answer that is still on its way to a slow reader is not lost to what becomes of the request behind it.
 #[test]
 fn an_upload_that_ends_early_leaves_the_answer_before_it() {
@@ -550,6 +586,17 @@ fn a_worker_that_had_little_time_is_not_to_blame() {
     prompt.send(&bytes).answer().expect_error(504, "request_timeout");
     settles(&gateway);
     assert_eq!(blamed(&gateway), 1, "for the second alone");
+    // It is the same once its answer has begun.
+    let bytes = request("POST", "/up/mute", &[], &body(1000));
+    for (pause, fault, blames) in [(1500, What::CutUsedUp, 1), (0, What::CutTimeout, 2)] {
+        let mut http = Http::connect(gateway.address());
+        http.send(&bytes[..bytes.len() - 1]);
+        std::thread::sleep(Duration::from_millis(pause));
+        http.send(&bytes[bytes.len() - 1..]);
+        assert_eq!(http.answer().end, End::Fin);
+        settles(&gateway);
+        assert_eq!((faults(&gateway, fault), blamed(&gateway)), (1, blames), "{fault:?}");
+    }
 }
 
 /// A worker that takes nothing of a body is waited for as long as one that says nothing, whatever its client still

@@ -79,6 +79,7 @@ impl<'a, W: Wire> Upload<'a, W> {
     pub(super) fn new(lane: &Lane<W>, client: &'a Client<W::Conn>, leg: Leg<'_>) -> Option<Box<Self>> {
         let unread = leg.unread.filter(|unread| unread.left() > 0)?.clone();
         client.conn.set_lazy(true);
+        unread.awaited(0);
         Some(Box::new(Upload {
             client,
             unread,
@@ -197,6 +198,7 @@ impl<'a, W: Wire> Upload<'a, W> {
 
     fn waits_for(&mut self, waits: Waits, now_us: u64) {
         self.awaited_us = self.awaited_us(now_us);
+        self.unread.awaited(self.awaited_us);
         self.waits = waits;
     }
 

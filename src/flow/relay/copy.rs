@@ -40,8 +40,7 @@ pub(super) async fn next<W: Wire>(
                         limit = request.stall_timeout();
                         client.timer.set(lane.stall_deadline(limit, deadline));
                     }
-                    let late = if lane.wire.now_us() < deadline { What::CutStalled } else { What::CutTimeout };
-                    return client.timer.poll_due(cx).map(|()| Event::Fault(late));
+                    return client.timer.poll_due(cx).map(|()| Event::Fault(request.ran_out(lane.wire.now_us())));
                 }
             }
         }

@@ -207,9 +207,7 @@ impl<W: Wire> Moving<'_, W> {
             self.clock = Clock::Worker(limit);
             self.client.timer.set(self.lane.stall_deadline(limit, self.request.deadline_us()));
         }
-        let late =
-            if self.lane.wire.now_us() < self.request.deadline_us() { What::CutStalled } else { What::CutTimeout };
-        self.client.timer.poll_due(cx).map(|()| late)
+        self.client.timer.poll_due(cx).map(|()| self.request.ran_out(self.lane.wire.now_us()))
     }
 
     /// The client's stall clock runs.
