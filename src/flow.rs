@@ -25,7 +25,7 @@ mod retry;
 pub mod route;
 pub mod settle;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -131,7 +131,7 @@ impl<W: Wire> Flow<W> {
 
     fn client(&self, conn: W::Conn, peer: SocketAddr) -> Client<W::Conn> {
         let (timer, config) = (self.lane.timers.timer(), self.lane.config());
-        Client { conn, peer, timer, fragile: Cell::new(false), config }
+        Client::new(conn, peer, timer, config)
     }
 
     fn rest(&self, mut request: Box<Request>) {
@@ -154,7 +154,7 @@ impl<W: Wire> Flow<W> {
             match Box::pin(self.busy(&mut client, first)).await {
                 Then::Keep => patience = client.config.keep_alive.saturating_sub(REST_AFTER),
                 Then::Close => return receive::linger(lane, &client).await,
-                Then::Cut => return client.conn.reset(),
+                Then::Cut => return client.conn.set_abortive(true),
                 Then::Gone => return,
             }
         }

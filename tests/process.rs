@@ -106,14 +106,27 @@ impl Slow {
         let body = format!(
             r#"{{"model":"mock","stream":true,"max_tokens":{tokens},"mock":{{"gap_ms":{gap_ms}}},"messages":[{{"role":"user","content":"hello"}}]}}"#
         );
-        let mut slow = Slow { stream: ask(address, "POST", CHAT, &body).unwrap(), seen: Vec::new() };
-        while !text(&slow.seen).contains("\ndata: ") {
+        Slow { stream: ask(address, "POST", CHAT, &body).unwrap(), seen: Vec::new() }.begun()
+    }
+
+    /// Asks as a client of HTTP/1.0 does, for whom the end of the connection ends an answer.
+    fn start_1_0(address: SocketAddr) -> Slow {
+        let body = r#"{"model":"mock","stream":true,"max_tokens":200,"mock":{"gap_ms":50},"messages":[]}"#;
+        let mut stream = TcpStream::connect(address).unwrap();
+        let length = body.len();
+        write!(stream, "POST {CHAT} HTTP/1.0\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+        Slow { stream, seen: Vec::new() }.begun()
+    }
+
+    /// Waits for the first event.
+    fn begun(mut self) -> Slow {
+        while !text(&self.seen).contains("\ndata: ") {
             let mut piece = [0; 4096];
-            let n = slow.stream.read(&mut piece).unwrap();
-            assert!(n > 0, "ended early: {}", text(&slow.seen));
-            slow.seen.extend_from_slice(&piece[..n]);
+            let n = self.stream.read(&mut piece).unwrap();
+            assert!(n > 0, "ended early: {}", text(&self.seen));
+            self.seen.extend_from_slice(&piece[..n]);
         }
-        slow
+        self
     }
 
     /// Reads to the end; whether it was a clean one.
@@ -197,6 +210,25 @@ fn a_second_signal_ends_at_once() {
         assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
         gateway.line("second signal");
         assert!(!slow.rest().1, "a cut stream ended cleanly");
+    }
+}
+
+/// An answer that ends with its connection has nothing but the way in which that ends to tell whether it is whole.
+#[test]
+fn a_gateway_that_ends_at_once_or_is_killed_resets_what_a_close_would_complete() {
+    let (_worker, url) = worker(0, &[]);
+    for signal in [Signal::KILL, Signal::TERM] {
+        let (mut gateway, address) = gateway(&[&url], &["--shutdown-settle-secs", "10"]);
+        let mut slow = Slow::start_1_0(address);
+        assert!(!text(&slow.seen).contains("chunked"), "{}", text(&slow.seen));
+        if signal == Signal::TERM {
+            gateway.signal(signal);
+            gateway.line("settling");
+        }
+        gateway.signal(signal);
+        let end = slow.stream.read_to_end(&mut slow.seen);
+        assert_eq!(end.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{signal:?}: {}", text(&slow.seen));
+        gateway.end();
     }
 }
 

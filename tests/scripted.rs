@@ -71,7 +71,7 @@ impl Conn for Stuck {
         true
     }
     fn shutdown(&self) {}
-    fn reset(&self) {}
+    fn set_abortive(&self, _: bool) {}
 }
 
 /// A configuration lives as long as somebody goes by it, however many come after it.
@@ -109,8 +109,7 @@ fn an_invitation_that_nobody_takes_is_given_up() {
     let lane = Lane::new(0, Shared::leak(1), Rc::new(config), wire, timers.clone(), 1);
     for framing in ["Content-Length: 2", "Transfer-Encoding: chunked"] {
         let peer = "127.0.0.1:9".parse().unwrap();
-        let client =
-            Client { conn: Stuck, peer, timer: timers.timer(), fragile: Cell::new(false), config: lane.config() };
+        let client = Client::new(Stuck, peer, timers.timer(), lane.config());
         let head = format!("POST /generate HTTP/1.1\r\nHost: g\r\nExpect: 100-continue\r\n{framing}\r\n\r\n");
         let mut request = Request::new(lane.config());
         let begun = now_us.get();

@@ -32,18 +32,9 @@ pub struct Client<C: Conn> {
     /// The one deadline of the connection: each room sets it for the side that it waits for.
     pub timer: Timer,
     /// An answer has begun that only a reset can mark as incomplete: one that ends with the connection.
-    pub fragile: Cell<bool>,
+    fragile: Cell<bool>,
     /// What its newest request goes by.
     pub config: Rc<Config>,
-}
-
-impl<C: Conn> Drop for Client<C> {
-    /// However the walk ends, by a panic too, an answer that broke off does not look whole.
-    fn drop(&mut self) {
-        if self.fragile.get() {
-            self.conn.reset();
-        }
-    }
 }
 
 /// What becomes of the client's connection.
@@ -60,6 +51,19 @@ pub enum Then {
 }
 
 impl<C: Conn> Client<C> {
+    /// A connection of which nothing is known yet.
+    pub fn new(conn: C, peer: SocketAddr, timer: Timer, config: Rc<Config>) -> Self {
+        Client { conn, peer, timer, fragile: Cell::new(false), config }
+    }
+
+    /// Notes that the answer which begins now ends with the connection, or that it is whole and with the kernel. However
+    /// the walk ends meanwhile, by a panic or the end of the process too, it does not look whole.
+    pub fn set_fragile(&self, fragile: bool) {
+        if self.fragile.replace(fragile) != fragile {
+            self.conn.set_abortive(fragile);
+        }
+    }
+
     /// Starts sending something of a request's answer, and counts the bytes.
     pub fn answer<W: Wire<Conn = C>>(&self, lane: &Lane<W>, request: &Request, what: Outgoing) {
         request.sent.set(request.sent.get() + what.len() as u64);

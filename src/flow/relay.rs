@@ -328,7 +328,7 @@ pub fn relay<W: Wire>(
             request.gave(lane);
         }
         drop(answer.chunk);
-        client.fragile.set(until_close);
+        client.set_fragile(until_close);
         lane.count(Tally::RelayEvents, 1);
         client.answer(lane, request, Outgoing::Heap(out));
         request.answered_us.set(lane.wire.now_us());
@@ -389,7 +389,7 @@ async fn finish<W: Wire>(
         Ok(()) if request.keep_alive.get() => (Then::Keep, None),
         Ok(()) => match client.flush_until(lane, request.deadline_us()).await {
             Ok(()) => {
-                client.fragile.set(false);
+                client.set_fragile(false);
                 (Then::Close, None)
             }
             Err(what) => (client.broken(what), Some(what)),

@@ -146,6 +146,7 @@ pub trait Conn: 'static {
     /// Closes the sending side; what was sent still arrives.
     fn shutdown(&self);
 
-    /// Makes the coming close a reset, so that the peer cannot take what it has for the whole.
-    fn reset(&self);
+    /// Makes the coming close a reset, whoever closes, the end of the process too; or a usual one again. Of an answer
+    /// that ends with its connection the peer could take what it has for the whole.
+    fn set_abortive(&self, abortive: bool);
 }

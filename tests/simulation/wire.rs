@@ -295,8 +295,8 @@ impl Conn for SimConn {
         self.line.shut(HERE);
     }
 
-    fn reset(&self) {
-        self.reset.set(true);
+    fn set_abortive(&self, abortive: bool) {
+        self.reset.set(abortive);
     }
 }
 

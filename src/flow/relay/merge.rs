@@ -117,7 +117,7 @@ async fn stream<W: Wire>(
         while taken < piece.len() && flushed.is_ok() {
             // Each event can be as long as all that the prefill said: the client gets these before more are made.
             frame_text(chunked, &text, &mut out);
-            client.fragile.set(!chunked);
+            client.set_fragile(!chunked);
             client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
             request.gave(lane);
             note_answered(lane, request);
@@ -139,7 +139,7 @@ async fn stream<W: Wire>(
             out.extend_from_slice(http1::LAST_CHUNK);
         }
         if !out.is_empty() {
-            client.fragile.set(!chunked);
+            client.set_fragile(!chunked);
             client.answer(lane, request, Outgoing::Heap(std::mem::take(&mut out)));
         }
         note_answered(lane, request);

@@ -481,8 +481,8 @@ impl Conn for Socket {
         let _ = rustix::net::shutdown(self.0.fd.as_fd(), rustix::net::Shutdown::Write);
     }
 
-    fn reset(&self) {
-        let _ = rustix::net::sockopt::set_socket_linger(self.0.fd.as_fd(), Some(Duration::ZERO));
+    fn set_abortive(&self, abortive: bool) {
+        let _ = rustix::net::sockopt::set_socket_linger(self.0.fd.as_fd(), abortive.then_some(Duration::ZERO));
     }
 }
 
