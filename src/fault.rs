@@ -99,7 +99,7 @@ faults! {
     OutOfDescriptors   = Dispatch Gateway 503 "out_of_descriptors"        false "The gateway has no file descriptor left for a connection to a worker.";
     StaleConnection    = Dispatch Gateway 502 "stale_connection"          false "A kept connection to the worker turned out dead, and there was no further attempt.";
     WorkerReset        = Dispatch Worker  502 "worker_reset"              false "The worker closed the connection before it answered.";
-    WorkerGaveUp       = Dispatch Client  502 "worker_gave_up"            false "The worker closed the connection while the rest of the body was waited for.";
+    WorkerGaveUp       = Dispatch Client  502 "worker_gave_up"            false "The worker closed the connection before the rest of the body had come.";
     BadAnswer          = Dispatch Worker  502 "worker_bad_answer"         false "The worker's answer is not valid HTTP/1.1.";
     RequestTimeout     = Dispatch Worker  504 "request_timeout"           false "The request took longer than this gateway allows.";
     TimeUsedUp         = Dispatch Gateway 504 "request_time_used_up"      false "The time that this gateway allows a request was over before the worker had had half of it.";
@@ -146,7 +146,9 @@ pub fn markdown() -> String {
     let mut page = String::from(
         "# Faults\n\nWhat a client is told when its request fails here: the status, and the code as `error.code` of the body \
          and as `X-Corelane-Error`. The code is also the label of `corelane_faults_total`. A status of – means that there \
-         is nothing left to answer, that the answer has begun, or that the gateway has a fault of its own: the connection ends. *Retried*: another worker may be \
+         is nothing left to answer, that the answer has begun, or that the gateway has a fault of its own: the connection ends, \
+         with a reset where its end would make the answer look whole or the client takes nothing, else so that length or \
+         chunks tell that something is missing. *Retried*: another worker may be \
          tried, as long as the client has not seen a byte. Answers of workers, errors too, pass as they came and are \
          none of these. Codes of a pair's worker begin with `prefill_` or `decode_` (the label does not). Written from the table in `src/fault.rs` \
          (`CORELANE_BLESS=1 cargo test faults_page_matches_the_table` rewrites this page).\n\n\

@@ -208,6 +208,9 @@ fn an_access_log_that_cannot_be_opened_is_warned_of() {
     let path = |name: &str| dir.join(name).to_str().expect("UTF-8").to_owned();
     std::fs::write(path("is.log"), "a line\n").unwrap();
     std::os::unix::fs::symlink(path("target.log"), path("link.log")).unwrap();
+    std::os::unix::fs::symlink("link.log", path("chain.log")).unwrap();
+    std::os::unix::fs::symlink("nowhere/x.log", path("lost.log")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
     let check = |log: &str, path: &str| {
         let args = ["check", "--worker-urls", "http://w", "--access-log", log, "--access-log-path", path];
         let done = corelane(&args, &[]);
@@ -218,6 +221,8 @@ fn an_access_log_that_cannot_be_opened_is_warned_of() {
         (path("nowhere/x.log"), "No such file or directory (os error 2)"),
         (path("."), "Is a directory (os error 21)"),
         (path("is.log/x.log"), "Not a directory (os error 20)"),
+        (path("lost.log"), "No such file or directory (os error 2)"),
+        (path("socket"), "No such device or address (os error 6)"),
     ] {
         let says = format!(
             "warning: the access log {path} cannot be opened: {reason}; change --access-log-path or its rights; serve would \
@@ -226,12 +231,13 @@ fn an_access_log_that_cannot_be_opened_is_warned_of() {
         assert_eq!(check("all", &path), says);
         assert_eq!(check("off", &path), "");
     }
-    for good in [path("new.log"), path("is.log"), path("link.log"), "stderr".into(), "stdout".into()] {
+    for good in [path("new.log"), path("is.log"), path("link.log"), path("chain.log"), "stderr".into(), "stdout".into()]
+    {
         assert_eq!(check("errors", &good), "", "{good}");
     }
     let mut left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["is.log", "link.log"]);
+    assert_eq!(left, ["chain.log", "is.log", "link.log", "lost.log", "socket"]);
     assert_eq!(std::fs::read_to_string(path("is.log")).unwrap(), "a line\n");
     std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -72,6 +72,14 @@ impl Conn for Stuck {
     }
     fn shutdown(&self) {}
     fn set_abortive(&self, _: bool) {}
+
+    fn is_broken(&self) -> bool {
+        false
+    }
+
+    fn is_taken(&self) -> bool {
+        false
+    }
 }
 
 /// A configuration lives as long as somebody goes by it, however many come after it.

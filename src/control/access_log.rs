@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -158,18 +158,24 @@ fn to_standard_error(mut lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a writer to `path` could start here, as this user; nothing is opened or made for it.
+/// Whether a writer to `path` could start here, as this user; nothing is opened or made for it, so that nobody reads the
+/// other end of a pipe is not seen.
 ///
 /// # Errors
 /// See [`Writer::open`].
 pub fn try_open(path: &str) -> Result<(), String> {
     use rustix::fs::{Access, access};
-    let at = Path::new(path);
+    let mut at = Path::new(path).to_owned();
     let allowed = match at.metadata() {
         _ if matches!(path, "stderr" | "stdout") => Ok(()),
         Ok(found) if found.is_dir() => Err(rustix::io::Errno::ISDIR),
-        Ok(_) => access(at, Access::WRITE_OK),
+        Ok(found) if found.file_type().is_socket() => Err(rustix::io::Errno::NXIO),
+        Ok(_) => access(&at, Access::WRITE_OK),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            // The file that a link names is made, if there is none. More links than the kernel follows are no NotFound.
+            while let Ok(to) = at.read_link() {
+                at = at.parent().unwrap_or(Path::new("")).join(to);
+            }
             let dir = at.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             access(dir, Access::WRITE_OK | Access::EXEC_OK)
         }

@@ -16,7 +16,7 @@ use memchr::memmem;
 
 use crate::config::Relay;
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back, had_its_time};
+use crate::flow::passage::{Answer, Client, Leg, Mark, Marked, Parcel, Request, Reuse, give_back, time_over};
 use crate::http1::{self, BodyLength, Forward, HeadLimits, Parsed, ResponseHead};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
@@ -308,8 +308,7 @@ fn is_at_once<W: Wire>(lane: &Lane<W>, since_us: u64) -> bool {
 
 /// What it means that a request's time was over, of which the worker has had as much as if it had had all since then.
 fn late<W: Wire>(lane: &Lane<W>, leg: Leg<'_>, since_us: u64) -> What {
-    let had_us = lane.wire.now_us().saturating_sub(since_us);
-    if had_its_time(leg.config, had_us) { What::RequestTimeout } else { What::TimeUsedUp }
+    time_over(leg.config, lane.wire.now_us().saturating_sub(since_us))
 }
 
 /// Where the body of an answer begins, as far as it can be seen; what follows can then be moved by the kernel.
@@ -384,8 +383,12 @@ async fn exchange<'a, W: Wire>(
             Event::Late if lane.wire.now_us() < leg.deadline_us => return Err(What::FirstByteTimeout.into()),
             Event::Late => return Err(late(lane, leg, begun_us + sending.awaited_us).into()),
             Event::Bytes(Ok(chunk)) if !chunk.is_empty() => chunk,
-            // Nor is it, when it waited, though not as long as this gateway would have.
-            Event::Bytes(_) if gathered.is_none() && sending.is_cut_short() && sending.awaited_us > PATIENCE_US => {
+            // Nor is it, when waiting was most of what it did, though not as long as this gateway would have.
+            Event::Bytes(_)
+                if gathered.is_none()
+                    && sending.is_cut_short()
+                    && sending.awaited_us > PATIENCE_US.max((lane.wire.now_us() - begun_us) / 2) =>
+            {
                 return Err(What::WorkerGaveUp.into());
             }
             Event::Bytes(_) if gathered.is_none() && interim == 0 => {

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use super::dispatch::patch::{self, Bootstrap};
-use super::passage::{Answer, Client, Kept, Leg, Outcome, Parcel, Request, Reuse, Then};
+use super::passage::{Answer, Client, Kept, Leg, Outcome, Parcel, Request, Reuse, Then, time_over};
 use super::relay::logprobs::Prefilled;
 use super::{Flow, dispatch, relay, route, settle};
 use crate::config::{Backend, ClientLeaves, Config, Role};
@@ -457,7 +457,10 @@ impl<W: Wire> Walk<'_, W> {
                     _ => Some(self.failed(What::WorkerReset.into())),
                 });
             }
-            client.timer.poll_due(cx).map(|()| Some(self.failed(What::RequestTimeout.into())))
+            client.timer.poll_due(cx).map(|()| {
+                let had_us = lane.wire.now_us() - self.request.routed_us.get();
+                Some(self.failed(time_over(&self.request.config, had_us).into()))
+            })
         })
         .await
     }
@@ -580,6 +583,7 @@ impl<W: Wire> Errand<W> {
             reuse: self.reuse,
             unread: None,
         };
+        let begun_us = lane.wire.now_us();
         let fail = |fault: Fault| {
             settle::judge(lane, slot, Err(fault.what));
             Prefill::Failed(fault)
@@ -599,7 +603,7 @@ impl<W: Wire> Errand<W> {
         drop(self.parcel);
         let mut body = Kept::default();
         let keep = self.keep.then_some(&mut body);
-        let until = (self.config.stall_timeout, self.deadline_us);
+        let until = relay::Until { config: &self.config, deadline_us: self.deadline_us, since_us: begun_us };
         match relay::drain(lane, None, answer, &self.timer, until, keep).await {
             Ok((conn, _)) => settle::leg(lane, (slot, era), conn, Ok(status)),
             Err(fault) => {

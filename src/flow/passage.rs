@@ -33,6 +33,8 @@ pub struct Client<C: Conn> {
     pub timer: Timer,
     /// An answer has begun that only a reset can mark as incomplete: one that ends with the connection.
     fragile: Cell<bool>,
+    /// It took nothing of an answer for a whole stall timeout.
+    stalled: Cell<bool>,
     /// What its newest request goes by.
     pub config: Rc<Config>,
 }
@@ -53,7 +55,7 @@ pub enum Then {
 impl<C: Conn> Client<C> {
     /// A connection of which nothing is known yet.
     pub fn new(conn: C, peer: SocketAddr, timer: Timer, config: Rc<Config>) -> Self {
-        Client { conn, peer, timer, fragile: Cell::new(false), config }
+        Client { conn, peer, timer, fragile: Cell::new(false), stalled: Cell::new(false), config }
     }
 
     /// Notes that the answer which begins now ends with the connection, or that it is whole and with the kernel. However
@@ -82,7 +84,7 @@ impl<C: Conn> Client<C> {
     pub fn broken(&self, fault: What) -> Then {
         match fault {
             _ if self.fragile.get() => Then::Cut,
-            What::ClientStalled if self.conn.is_sending() => Then::Cut,
+            _ if self.stalled.get() => Then::Cut,
             // There is no time for goodbyes.
             What::CutEnding => Then::Gone,
             _ => Then::Close,
@@ -153,6 +155,7 @@ impl Stall {
             return Poll::Ready(What::ClientStalled);
         }
         if self.running && taken == self.progress {
+            client.stalled.set(true);
             return Poll::Ready(What::ClientStalled);
         }
         (self.running, self.progress) = (true, taken);
@@ -172,6 +175,11 @@ pub fn give_back<W: Wire>(lane: &Lane<W>, sent: Option<Outgoing>) {
 /// half of it, it is not: a slow client, the queue, or workers before it had the rest.
 pub fn had_its_time(config: &Config, had_us: u64) -> bool {
     had_us >= config.request_timeout.as_micros() as u64 / 2
+}
+
+/// What it means that a request's time was over before its answer began, of which its worker has had so much.
+pub fn time_over(config: &Config, had_us: u64) -> What {
+    if had_its_time(config, had_us) { What::RequestTimeout } else { What::TimeUsedUp }
 }
 
 /// Capacity of the input buffer that a resting request may keep.

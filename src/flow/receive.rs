@@ -385,11 +385,12 @@ async fn read_chunked<W: Wire>(
 
 /// Bytes that a client may still send after it was refused.
 const LINGER_BYTES: usize = 64 << 20;
-/// Time in microseconds that it may take for them.
+/// Time in microseconds that it may take for them when it has taken the answer.
 const LINGER_US: u64 = 2_000_000;
 
 /// Says goodbye to a client that may still be sending: closing over unread bytes would be a reset, and the
-/// answer could be lost with it.
+/// answer could be lost with it. As long as the client takes of what the kernel has for it, it is waited for; one that
+/// takes nothing for a whole stall timeout is reset.
 pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
     client.timer.set(lane.wire.now_us() + LINGER_US);
     // Of an answer that broke off, a piece may be on its way.
@@ -403,17 +404,32 @@ pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
     .await;
     client.conn.shutdown();
     let mut left = LINGER_BYTES;
+    let mut taken = client.conn.taken();
+    let mut taken_us = lane.wire.now_us();
     while left > 0 {
         let got = poll_fn(|cx| {
             if let Poll::Ready(got) = client.conn.poll_recv(cx) {
-                return Poll::Ready(got.ok());
+                return Poll::Ready(Some(got));
             }
             poll_late(lane, client, What::ClientGone, cx).map(|_| None)
         })
         .await;
         match got {
-            Some(chunk) if !chunk.is_empty() => left = left.saturating_sub(chunk.len()),
-            _ => return,
+            Some(Ok(chunk)) if !chunk.is_empty() => left = left.saturating_sub(chunk.len()),
+            // It will send nothing that could meet a closed connection.
+            Some(_) => return,
+            None if lane.is_ending() => return,
+            None => {
+                let (now, before) = (lane.wire.now_us(), std::mem::replace(&mut taken, client.conn.taken()));
+                if taken != before {
+                    taken_us = now;
+                } else if client.conn.is_taken() {
+                    return;
+                } else if now - taken_us >= client.config.write_stall_timeout.as_micros() as u64 {
+                    return client.conn.set_abortive(true);
+                }
+                client.timer.set(now + LINGER_US);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ pub mod logprobs;
 mod merge;
 mod splice;
 
-pub use drain::drain;
+pub use drain::{Until, drain};
 pub use merge::merged;
 
 use std::future::poll_fn;
@@ -440,7 +440,10 @@ async fn pass<W: Wire>(
                 request.gave(lane);
             }
             Event::NoPipe => passing.pipeless = PIPELESS_BYTES,
-            Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) => return Ok(()),
+            // A break may have been told to who sent the rest of the request.
+            Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) && !conn.is_broken() => {
+                return Ok(());
+            }
             Event::WorkerEnded(_) => return Err(What::Cut),
             Event::Fault(fault) => return Err(fault),
         }

@@ -129,7 +129,7 @@ impl<W: Wire> Flow<W> {
     /// Waits, unless that loses its point: nothing is tried again for a client that has left.
     ///
     /// # Errors
-    /// [`What::ClientGone`], [`What::RequestTimeout`], [`What::ShuttingDown`].
+    /// [`What::ClientGone`], [`What::TimeUsedUp`], [`What::ShuttingDown`].
     pub(super) async fn pause(&self, client: &Client<W::Conn>, request: &Request, pause_us: u64) -> Result<(), What> {
         let lane = &*self.lane;
         let until = lane.wire.now_us() + pause_us;
@@ -145,7 +145,7 @@ impl<W: Wire> Flow<W> {
             if pause_us == 0 {
                 return Poll::Ready(Ok(()));
             }
-            client.timer.poll_due(cx).map(|()| if until < deadline { Ok(()) } else { Err(What::RequestTimeout) })
+            client.timer.poll_due(cx).map(|()| if until < deadline { Ok(()) } else { Err(What::TimeUsedUp) })
         })
         .await
     }

@@ -140,6 +140,13 @@ pub trait Conn: 'static {
     /// a peer that only stopped sending is not enough.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()>;
 
+    /// Whether the connection is broken by now, or closed in both directions. The kernel tells the first who asks of a
+    /// break, who may have wanted to send, and everybody after that of a usual end.
+    fn is_broken(&self) -> bool;
+
+    /// Whether the peer has acknowledged everything that was sent.
+    fn is_taken(&self) -> bool;
+
     /// For a connection that should have nothing to say: whether it is still silent and open.
     fn is_silent(&self) -> bool;
 

@@ -72,3 +72,25 @@ fn a_prefill_that_outlives_its_request_keeps_the_permit() {
     until("and its permit is back", || admission.in_use() == 0);
     http.post("/v1/completions", &short()).expect(200);
 }
+
+/// A prefill whose answer is at its beginning when the time of its request is over is to blame only where it has had half
+/// of that time.
+#[test]
+fn a_prefill_that_had_little_time_is_not_to_blame() {
+    let pairs = pairs(|c| c.request_timeout = Duration::from_secs(2));
+    let blamed = || {
+        let shared = pairs.gateway.shared();
+        shared.roster.snapshot().workers.iter().map(|worker| shared.vitals.failed(worker.slot)).sum::<u64>()
+    };
+    let stalls = json!({"only":"prefill","stall_after_events":1});
+    let bytes = post("/v1/completions", &json!({"prompt":"x","max_tokens":2,"stream":true,"mock":stalls}));
+    for (pause, blames) in [(1500, 0), (0, 1)] {
+        let mut http = pairs.http();
+        http.send(&bytes[..bytes.len() - 1]);
+        std::thread::sleep(Duration::from_millis(pause));
+        http.send(&bytes[bytes.len() - 1..]).answer().expect(200);
+        assert_eq!(in_flight(&pairs.gateway), 1, "the prefill has not ended");
+        until("the leg is given up", || in_flight(&pairs.gateway) == 0);
+        assert_eq!(blamed(), blames, "after a pause of {pause} ms");
+    }
+}

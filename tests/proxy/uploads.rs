@@ -122,6 +122,13 @@ fn serve(mut stream: TcpStream, seen: &Seen) -> Option<()> {
                             std::thread::sleep(Duration::from_millis(100));
                         }
                     }
+                    "snaps" => {
+                        // Not read any further: what comes fills the buffers of both sides.
+                        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhalf").ok()?;
+                        std::thread::sleep(Duration::from_millis(1000));
+                        socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+                        return None;
+                    }
                     "stops" => std::thread::sleep(Duration::from_secs(3600)),
                     _ => {}
                 }
@@ -322,6 +329,32 @@ fn early_answers_end_the_upload() {
     assert_eq!(worker.seen.connections.load(SeqCst), 2);
 }
 
+/// An answer without a length ends with its connection, so a reset of that must not look like its end, even if the kernel
+/// tells who sends the rest of the body of it, and who reads of an end.
+#[test]
+fn a_break_that_is_met_in_sending_does_not_end_an_answer() {
+    for (relay, version) in [(Relay::Auto, "1.1"), (Relay::Splice, "1.1"), (Relay::Auto, "1.0")] {
+        let worker = Worker::start();
+        let gateway = gateway(&[worker.address], relay, |_| {});
+        let mut http = Http::connect(gateway.address());
+        let head = format!("POST /up/snaps-100000 HTTP/{version}\r\nHost: g\r\nContent-Length: {}\r\n\r\n", 64 * MIB);
+        http.send(head.as_bytes());
+        // As much as all buffers take. One thread, which reads last: the kernel tells the client, too, of a reset once.
+        http.stream.set_nonblocking(true).unwrap();
+        let (piece, start) = (body(64 * 1024), Instant::now());
+        while start.elapsed() < Duration::from_millis(700) {
+            if (&http.stream).write(&piece).is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        http.stream.set_nonblocking(false).unwrap();
+        let answer = http.answer();
+        assert_eq!((answer.text().as_str(), answer.end), ("half", End::Reset), "{relay:?} HTTP/{version}");
+        settles(&gateway);
+        assert_eq!((faults(&gateway, What::Cut), blamed(&gateway)), (1, 1), "{relay:?} HTTP/{version}");
+    }
+}
+
 /// An answer can grow with the body that it is an answer to: both pass at a time.
 #[test]
 fn a_body_goes_on_while_its_answer_passes() {
@@ -472,6 +505,62 @@ fn the_last_piece_does_not_outlast_its_request() {
     }
     assert!(waited, "nothing was left to be given");
     assert_eq!(in_flight(&gateway), 0);
+}
+
+/// A client with little room, which is to get so much and then the end of its connection.
+fn narrow(gateway: &Gateway, size: usize) -> Http {
+    let mut http = Http::connect(gateway.address());
+    socket2::SockRef::from(&http.stream).set_recv_buffer_size(32 * 1024).unwrap();
+    http.send(&request("GET", &format!("/up/large-{size}"), &[("Connection", "close")], b""));
+    http
+}
+
+/// Reads slowly for so long.
+fn sip(http: &mut Http, time: Duration) {
+    let start = Instant::now();
+    http.most = 10_000;
+    while start.elapsed() < time {
+        http.fill().expect("not ended yet");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    http.most = MIB;
+}
+
+/// What is in the kernel's hands is not lost to bytes that its reader sends meanwhile, however long it takes to read.
+#[test]
+fn a_slow_reader_that_sends_gets_the_whole_answer() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
+    let mut http = narrow(&gateway, 2 * MIB);
+    for _ in 0..3 {
+        sip(&mut http, Duration::from_millis(1200));
+        http.send(b"\r\n");
+    }
+    assert_eq!(in_flight(&gateway), 0, "all of it was with the kernel");
+    assert_eq!(http.answer().expect(200).body.len(), 2 * MIB);
+    http.expect_closed();
+}
+
+/// Nor is what a reader has been given until the time of its request is over; one that takes nothing is not kept for.
+#[test]
+fn a_slow_reader_gets_what_was_sent_in_time() {
+    let worker = Worker::start();
+    let gateway = gateway(&[worker.address], Relay::Copy, |c| {
+        (c.request_timeout, c.write_stall_timeout) = (Duration::from_secs(2), Duration::from_secs(1));
+    });
+    let mut http = narrow(&gateway, 64 * MIB);
+    sip(&mut http, Duration::from_millis(3500));
+    assert_eq!((in_flight(&gateway), faults(&gateway, What::ClientStalled)), (0, 1), "the time is over");
+    let answer = http.answer();
+    assert_eq!((answer.status, answer.end), (200, End::Fin));
+    assert!(answer.body.len() > MIB && answer.body.len() < 64 * MIB, "{}", answer.body.len());
+
+    // All of it is with the kernel, which the gateway does not leave it to for ever.
+    let mut http = narrow(&gateway, MIB);
+    std::thread::sleep(Duration::from_millis(6500));
+    let answer = http.answer();
+    assert_eq!(answer.end, End::Reset);
+    assert!(answer.body.len() < MIB, "{}", answer.body.len());
 }
 
 /// An answer that is still on its way to a slow reader is not lost to what becomes of the request behind it.

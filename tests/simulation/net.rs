@@ -74,6 +74,8 @@ struct End {
     fin_us: Option<u64>,
     /// A reset has arrived.
     rst: bool,
+    /// Somebody was told of it: Linux tells of it once, and then of an end.
+    rst_told: bool,
     outbox: Queue,
     /// The end follows what is in the outbox.
     fin_out: bool,
@@ -275,10 +277,10 @@ impl Line {
             if me.inbox.len() > 0 {
                 return Some(Ok(true));
             }
-            if me.rst {
+            if me.rst && !std::mem::replace(&mut me.rst_told, true) {
                 return Some(Err(error(io::ErrorKind::ConnectionReset)));
             }
-            if me.fin {
+            if me.fin || me.rst {
                 return Some(Ok(false));
             }
             me.reader = Some(cx.waker().clone());
@@ -307,6 +309,7 @@ impl Line {
     pub fn poll_write(self: &Rc<Self>, end: usize, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let wrote = self.with(end, |me, _| {
             if me.is_dead() || me.fin_out || me.closed {
+                me.rst_told = true;
                 return Poll::Ready(Err(error(io::ErrorKind::BrokenPipe)));
             }
             let room = self.manners.send_bytes.saturating_sub(me.outbox.len());
@@ -354,6 +357,7 @@ impl Line {
             }
             if me.rst {
                 me.tx = None;
+                me.rst_told = true;
                 return Poll::Ready(Err(error(io::ErrorKind::BrokenPipe)));
             }
             me.sender = Some(cx.waker().clone());

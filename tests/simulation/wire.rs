@@ -284,6 +284,14 @@ impl Conn for SimConn {
         if self.broken.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
+    fn is_broken(&self) -> bool {
+        self.line.is_reset(HERE)
+    }
+
+    fn is_taken(&self) -> bool {
+        self.line.acked_all(HERE).0
+    }
+
     fn is_silent(&self) -> bool {
         self.kept.borrow().is_none()
             && self.early.borrow().is_empty()

@@ -5,30 +5,39 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
-use std::time::Duration;
 
 use super::{Framing, collect};
+use crate::config::Config;
 use crate::fault::{Fault, What};
-use crate::flow::passage::{Answer, Client, Kept};
+use crate::flow::passage::{Answer, Client, Kept, time_over};
 use crate::http1::ResponseHead;
 use crate::lane::Lane;
 use crate::lane::timers::Timer;
 use crate::lane::wire::{Conn, Wire};
 use crate::limits::MAX_KEPT_ANSWER_BYTES;
 
+/// How long a worker may take for an answer that is drained: it may be silent for the stall timeout.
+pub struct Until<'a> {
+    pub config: &'a Config,
+    /// When the request's time is over.
+    pub deadline_us: u64,
+    /// Since when the worker has had the request.
+    pub since_us: u64,
+}
+
 /// Reads an answer to its end without passing it on. The connection comes back if it may serve another request, and
 /// the head. The body is put into `keep`, up to so many bytes of it. A `client` that is given is watched.
 ///
 /// # Errors
 /// [`What::WorkerReset`] when it broke off, [`What::BadAnswer`] when its framing is broken or it is too long to be
-/// kept, [`What::OutOfMemory`] when there is none for it, [`What::RequestTimeout`] at the deadline,
+/// kept, [`What::OutOfMemory`] when there is none for it, [`What::RequestTimeout`] or [`What::TimeUsedUp`] at the deadline,
 /// [`What::FirstByteTimeout`] when it stalls, [`What::ClientGone`], [`What::ShuttingDown`].
 pub async fn drain<W: Wire>(
     lane: &Lane<W>,
     client: Option<&Client<W::Conn>>,
     answer: Answer<W::Conn>,
     timer: &Timer,
-    (stall, deadline_us): (Duration, u64),
+    until: Until<'_>,
     mut keep: Option<&mut Kept>,
 ) -> Result<(Option<W::Conn>, ResponseHead), Fault> {
     let Answer { conn, head, mut chunk, head_len } = answer;
@@ -51,7 +60,7 @@ pub async fn drain<W: Wire>(
             let reusable = head.keep_alive && piece.len == chunk.len() && collect(lane, &conn) == Some(true);
             return Ok((reusable.then_some(conn), head));
         }
-        timer.set(lane.stall_deadline(stall, deadline_us));
+        timer.set(lane.stall_deadline(until.config.stall_timeout, until.deadline_us));
         let next = poll_fn(|cx| {
             if lane.is_ending() {
                 return Poll::Ready(Err(What::ShuttingDown));
@@ -63,14 +72,15 @@ pub async fn drain<W: Wire>(
                 return Poll::Ready(Err(What::ClientGone));
             }
             timer.poll_due(cx).map(|()| {
-                let stalled = lane.wire.now_us() < deadline_us;
-                Err(if stalled { What::FirstByteTimeout } else { What::RequestTimeout })
+                let now = lane.wire.now_us();
+                let stalled = now < until.deadline_us;
+                Err(if stalled { What::FirstByteTimeout } else { time_over(until.config, now - until.since_us) })
             })
         })
         .await?;
         chunk = match next {
             Ok(chunk) if !chunk.is_empty() => chunk,
-            Ok(_) if matches!(frame, Framing::UntilClose) => return Ok((None, head)),
+            Ok(_) if matches!(frame, Framing::UntilClose) && !conn.is_broken() => return Ok((None, head)),
             _ => return Err(What::WorkerReset.into()),
         };
     }

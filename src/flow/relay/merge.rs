@@ -4,7 +4,7 @@
 //! never passes on an answer in one piece before it is whole.
 
 use super::logprobs::{Prefilled, Stream};
-use super::{Event, Framing, collect, copy, drain, finish};
+use super::{Event, Framing, Until, collect, copy, drain, finish};
 use crate::fault::{Fault, What};
 use crate::flow::passage::{Answer, Client, Kept, Outcome, Request};
 use crate::http1::{self, AnswerBody, Version};
@@ -36,9 +36,9 @@ async fn whole<W: Wire>(
     prefilled: &Prefilled,
 ) -> Result<Outcome<W::Conn>, Fault> {
     let head_bytes = answer.chunk[..answer.head_len].to_vec();
-    let deadline = request.deadline_us();
     let mut body = Kept::default();
-    let until = (request.config.stall_timeout, deadline);
+    let until =
+        Until { config: &request.config, deadline_us: request.deadline_us(), since_us: request.routed_us.get() };
     let (conn, head) = drain(lane, Some(client), answer, &client.timer, until, Some(&mut body)).await?;
     let mut merged = Vec::new();
     if !prefilled.merge_json(&body.bytes, &mut merged) {
@@ -148,7 +148,7 @@ async fn stream<W: Wire>(
         }
         chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), request).await {
             Event::Next(chunk) => chunk,
-            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) => {
+            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) && !conn.is_broken() => {
                 text.clear();
                 events.finish(&mut text);
                 frame_text(chunked, &text, &mut out);

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::RecvFlags;
 
 use super::chunk::{Chunk, Outgoing};
@@ -181,6 +182,14 @@ impl Socket {
         let mut bytes = Vec::with_capacity(max);
         rustix::net::recv(&self.0.fd, rustix::buffer::spare_capacity(&mut bytes), RecvFlags::DONTWAIT)?;
         Ok(if bytes.is_empty() { Chunk::empty() } else { Chunk::heap(bytes) })
+    }
+
+    /// Bytes that were sent, and of which the peer's kernel has not said that it has them.
+    fn unacknowledged(&self) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the descriptor is open as long as `self.0.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
+        unsafe { libc::ioctl(self.0.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+        bytes as usize
     }
 
     /// One receive into memory of its own.
@@ -442,11 +451,9 @@ impl Conn for Socket {
     fn taken(&self) -> usize {
         // The kernel asks for more only when a third of its buffer is free, which for a slow peer is megabytes and
         // minutes: what the peer has not acknowledged yet tells sooner.
-        let mut unacknowledged: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self.0.fd` is, and TIOCOUTQ (SIOCOUTQ of a socket) writes one int.
-        unsafe { libc::ioctl(self.0.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
+        let unacknowledged = self.unacknowledged();
         let offset = self.0.tx.get().map_or(0, |id| self.0.ring.sent_offset(id));
-        self.0.poured.get().wrapping_add(offset).wrapping_sub(unacknowledged as usize)
+        self.0.poured.get().wrapping_add(offset).wrapping_sub(unacknowledged)
     }
 
     fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -457,6 +464,18 @@ impl Conn for Socket {
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.arm();
         self.poll_dead(cx)
+    }
+
+    fn is_broken(&self) -> bool {
+        // What is asked for is nothing: both are told of in any case.
+        let mut fds = [PollFd::new(&self.0.fd, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = rustix::event::poll(&mut fds, Some(&now));
+        fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+    }
+
+    fn is_taken(&self) -> bool {
+        !self.is_sending() && self.unacknowledged() == 0
     }
 
     fn is_silent(&self) -> bool {
