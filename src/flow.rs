@@ -153,7 +153,7 @@ impl<W: Wire> Flow<W> {
             // Boxed: a connection at rest has no room for a walk.
             match Box::pin(self.busy(&mut client, first)).await {
                 Then::Keep => patience = client.config.keep_alive.saturating_sub(REST_AFTER),
-                Then::Close => return receive::linger(lane, &client).await,
+                Then::Close => return receive::linger(lane, &client, client.config.request_timeout).await,
                 Then::Cut => return client.conn.set_abortive(true),
                 Then::Gone => return,
             }
@@ -179,6 +179,7 @@ impl<W: Wire> Flow<W> {
             match (waited, client.flush(lane).await) {
                 (Waited::First(next), Ok(())) => first = next,
                 (Waited::Late, Ok(())) => return Then::Keep,
+                (_, Err(What::ClientStalled)) => return Then::Cut,
                 (_, Err(_)) | (Waited::Over, _) => return Then::Gone,
             }
         }
@@ -193,7 +194,8 @@ impl<W: Wire> Flow<W> {
         http1::error(&mut out, &What::TooManyConnections.into(), &Extra::default());
         client.send(lane, Outgoing::Heap(out));
         if client.flush(lane).await.is_ok() {
-            receive::linger(lane, &client).await;
+            // Few can be told at a time.
+            receive::linger(lane, &client, Duration::ZERO).await;
         }
     }
 

@@ -561,7 +561,7 @@ pub const OPTIONS: &[Row] = &[
         "write_stall_timeout_secs",
         Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.write_stall_timeout = v },
         "60",
-        "A client that takes nothing of its answer for this long is reset, also while the last bytes of a whole answer wait for it in the kernel.",
+        "A client that takes nothing of its answer for this long is reset.",
     ),
     row(
         Section::Timeouts,

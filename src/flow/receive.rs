@@ -7,6 +7,7 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::config::Relay;
 use crate::config::routes::{self, ROUTES};
@@ -389,9 +390,10 @@ const LINGER_BYTES: usize = 64 << 20;
 const LINGER_US: u64 = 2_000_000;
 
 /// Says goodbye to a client that may still be sending: closing over unread bytes would be a reset, and the
-/// answer could be lost with it. As long as the client takes of what the kernel has for it, it is waited for; one that
-/// takes nothing for a whole stall timeout is reset.
-pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
+/// answer could be lost with it. As long as a client that may send takes of what the kernel has for it, it is waited for, up
+/// to `longest`, unless the process is about to end; one that takes nothing for a whole stall timeout is reset.
+pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, longest: Duration) {
+    let end_us = lane.wire.now_us() + longest.as_micros() as u64;
     client.timer.set(lane.wire.now_us() + LINGER_US);
     // Of an answer that broke off, a piece may be on its way.
     poll_fn(|cx| match client.conn.poll_sent(cx) {
@@ -418,7 +420,8 @@ pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>) {
             Some(Ok(chunk)) if !chunk.is_empty() => left = left.saturating_sub(chunk.len()),
             // It will send nothing that could meet a closed connection.
             Some(_) => return,
-            None if lane.is_ending() => return,
+            None if lane.is_ending() || lane.is_draining() && !client.conn.is_sending() => return,
+            None if lane.wire.now_us() >= end_us => return,
             None => {
                 let (now, before) = (lane.wire.now_us(), std::mem::replace(&mut taken, client.conn.taken()));
                 if taken != before {

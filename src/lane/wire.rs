@@ -140,8 +140,8 @@ pub trait Conn: 'static {
     /// a peer that only stopped sending is not enough.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()>;
 
-    /// Whether the connection is broken by now, or closed in both directions. The kernel tells the first who asks of a
-    /// break, who may have wanted to send, and everybody after that of a usual end.
+    /// Whether a send met a break that came before the peer's end. The kernel tells the first who asks of a break, and
+    /// everybody after that of a usual end.
     fn is_broken(&self) -> bool;
 
     /// Whether the peer has acknowledged everything that was sent.

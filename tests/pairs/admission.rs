@@ -77,14 +77,14 @@ fn a_prefill_that_outlives_its_request_keeps_the_permit() {
 /// of that time.
 #[test]
 fn a_prefill_that_had_little_time_is_not_to_blame() {
-    let pairs = pairs(|c| c.request_timeout = Duration::from_secs(2));
+    let pairs = pairs(|c| c.request_timeout = Duration::from_secs(5));
     let blamed = || {
         let shared = pairs.gateway.shared();
         shared.roster.snapshot().workers.iter().map(|worker| shared.vitals.failed(worker.slot)).sum::<u64>()
     };
     let stalls = json!({"only":"prefill","stall_after_events":1});
     let bytes = post("/v1/completions", &json!({"prompt":"x","max_tokens":2,"stream":true,"mock":stalls}));
-    for (pause, blames) in [(1500, 0), (0, 1)] {
+    for (pause, blames) in [(3500, 0), (0, 1)] {
         let mut http = pairs.http();
         http.send(&bytes[..bytes.len() - 1]);
         std::thread::sleep(Duration::from_millis(pause));

@@ -76,6 +76,8 @@ struct End {
     rst: bool,
     /// Somebody was told of it: Linux tells of it once, and then of an end.
     rst_told: bool,
+    /// Who sent was told of it, before an end had come.
+    met_break: bool,
     outbox: Queue,
     /// The end follows what is in the outbox.
     fin_out: bool,
@@ -100,6 +102,12 @@ struct End {
 }
 
 impl End {
+    /// A send fails.
+    fn meet_break(&mut self) {
+        self.met_break |= self.rst && !self.rst_told && !self.fin;
+        self.rst_told |= self.rst;
+    }
+
     fn is_dead(&self) -> bool {
         self.rst || self.killed
     }
@@ -230,7 +238,7 @@ impl Line {
                 me.rst = true;
                 me.outbox.clear();
                 // Linux lets what has arrived be read, others do not.
-                if world.once_in(2) {
+                if !me.fin && world.once_in(2) {
                     me.inbox.clear();
                 }
                 world.note("rst", line.id, end as u64, 0);
@@ -267,6 +275,10 @@ impl Line {
         self.with(end, |me, _| me.fin || me.rst)
     }
 
+    pub fn met_break(&self, end: usize) -> bool {
+        self.with(end, |me, _| me.met_break || me.rst && !me.rst_told && !me.fin && me.tx.is_some())
+    }
+
     pub fn is_reset(&self, end: usize) -> bool {
         self.with(end, |me, _| me.rst)
     }
@@ -277,7 +289,7 @@ impl Line {
             if me.inbox.len() > 0 {
                 return Some(Ok(true));
             }
-            if me.rst && !std::mem::replace(&mut me.rst_told, true) {
+            if me.rst && !me.fin && !std::mem::replace(&mut me.rst_told, true) {
                 return Some(Err(error(io::ErrorKind::ConnectionReset)));
             }
             if me.fin || me.rst {
@@ -309,7 +321,7 @@ impl Line {
     pub fn poll_write(self: &Rc<Self>, end: usize, bytes: &[u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let wrote = self.with(end, |me, _| {
             if me.is_dead() || me.fin_out || me.closed {
-                me.rst_told = true;
+                me.meet_break();
                 return Poll::Ready(Err(error(io::ErrorKind::BrokenPipe)));
             }
             let room = self.manners.send_bytes.saturating_sub(me.outbox.len());
@@ -357,7 +369,7 @@ impl Line {
             }
             if me.rst {
                 me.tx = None;
-                me.rst_told = true;
+                me.meet_break();
                 return Poll::Ready(Err(error(io::ErrorKind::BrokenPipe)));
             }
             me.sender = Some(cx.waker().clone());

@@ -285,7 +285,7 @@ impl Conn for SimConn {
     }
 
     fn is_broken(&self) -> bool {
-        self.line.is_reset(HERE)
+        self.line.met_break(HERE)
     }
 
     fn is_taken(&self) -> bool {

@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::RecvFlags;
 
 use super::chunk::{Chunk, Outgoing};
@@ -53,6 +52,8 @@ struct State {
     over: Cell<bool>,
     /// Nothing more can be sent either.
     broken: Cell<bool>,
+    /// A send was told of a break.
+    met_break: Cell<bool>,
     /// What arrives stays in the kernel until it is asked for.
     lazy: Cell<bool>,
     /// A poll for room to pour into.
@@ -61,6 +62,12 @@ struct State {
     poured: Cell<usize>,
     /// Received, but asked for later.
     kept: RefCell<Option<Chunk>>,
+}
+
+/// Whether a send that failed so was the first to be told of a break. After the peer's end, or after somebody else was told,
+/// it is told of a broken pipe.
+fn tells_break(e: &io::Error) -> bool {
+    e.kind() != io::ErrorKind::BrokenPipe
 }
 
 fn error(res: i32) -> io::Error {
@@ -79,6 +86,7 @@ impl Socket {
             watch: Cell::new(None),
             over: Cell::new(false),
             broken: Cell::new(false),
+            met_break: Cell::new(false),
             lazy: Cell::new(false),
             room: Cell::new(None),
             poured: Cell::new(0),
@@ -417,7 +425,10 @@ impl Conn for Socket {
                     self.0.room.set(Some(self.0.ring.poll(&self.0.fd, libc::POLLOUT as u32)));
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Poll::Ready(Err(e)),
+                Err(e) => {
+                    self.0.met_break.set(self.0.met_break.get() || tells_break(&e));
+                    return Poll::Ready(Err(e));
+                }
             }
         }
     }
@@ -441,7 +452,12 @@ impl Conn for Socket {
         let (res, _, keep) = ready!(self.0.ring.poll_op(id, cx));
         self.0.tx.set(None);
         let Keep::Send(_, what, _) = keep else { unreachable!("a send keeps its bytes") };
-        Poll::Ready(if res < 0 { Err(error(res)) } else { Ok(Some(what)) })
+        if res >= 0 {
+            return Poll::Ready(Ok(Some(what)));
+        }
+        let e = error(res);
+        self.0.met_break.set(self.0.met_break.get() || tells_break(&e));
+        Poll::Ready(Err(e))
     }
 
     fn is_sending(&self) -> bool {
@@ -467,11 +483,8 @@ impl Conn for Socket {
     }
 
     fn is_broken(&self) -> bool {
-        // What is asked for is nothing: both are told of in any case.
-        let mut fds = [PollFd::new(&self.0.fd, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = rustix::event::poll(&mut fds, Some(&now));
-        fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+        let result = self.0.tx.get().and_then(|id| self.0.ring.peek(id));
+        self.0.met_break.get() || result.is_some_and(|res| res < 0 && tells_break(&error(res)))
     }
 
     fn is_taken(&self) -> bool {
