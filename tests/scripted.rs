@@ -73,7 +73,7 @@ impl Conn for Stuck {
     fn shutdown(&self) {}
     fn set_abortive(&self, _: bool) {}
 
-    fn is_broken(&self) -> bool {
+    fn met_break(&self) -> bool {
         false
     }
 

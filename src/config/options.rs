@@ -561,7 +561,7 @@ pub const OPTIONS: &[Row] = &[
         "write_stall_timeout_secs",
         Kind::Seconds { min: 0.1, max: 3600.0, set: |c, v| c.write_stall_timeout = v },
         "60",
-        "A client that takes nothing of its answer for this long is reset.",
+        "A client that takes nothing for this long while its answer is being sent is reset.",
     ),
     row(
         Section::Timeouts,

@@ -173,7 +173,7 @@ pub fn give_back<W: Wire>(lane: &Lane<W>, sent: Option<Outgoing>) {
 
 /// Whether a worker that has had so many microseconds of a request's time is to blame when that is over. With less than
 /// half of it, it is not: a slow client, the queue, or workers before it had the rest.
-pub fn had_its_time(config: &Config, had_us: u64) -> bool {
+fn had_its_time(config: &Config, had_us: u64) -> bool {
     had_us >= config.request_timeout.as_micros() as u64 / 2
 }
 

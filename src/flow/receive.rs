@@ -386,12 +386,13 @@ async fn read_chunked<W: Wire>(
 
 /// Bytes that a client may still send after it was refused.
 const LINGER_BYTES: usize = 64 << 20;
-/// Time in microseconds that it may take for them when it has taken the answer.
+/// Microseconds between looks whether it has taken more of its answer. At the first that finds it with all of that, and
+/// with no more than before, the goodbye is over.
 const LINGER_US: u64 = 2_000_000;
 
 /// Says goodbye to a client that may still be sending: closing over unread bytes would be a reset, and the
 /// answer could be lost with it. As long as a client that may send takes of what the kernel has for it, it is waited for, up
-/// to `longest`, unless the process is about to end; one that takes nothing for a whole stall timeout is reset.
+/// to `longest`, unless the gateway drains; one that takes nothing for a whole stall timeout is reset.
 pub async fn linger<W: Wire>(lane: &Lane<W>, client: &Client<W::Conn>, longest: Duration) {
     let end_us = lane.wire.now_us() + longest.as_micros() as u64;
     client.timer.set(lane.wire.now_us() + LINGER_US);

@@ -441,7 +441,7 @@ async fn pass<W: Wire>(
             }
             Event::NoPipe => passing.pipeless = PIPELESS_BYTES,
             // A break may have been told to who sent the rest of the request.
-            Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) && !conn.is_broken() => {
+            Event::WorkerEnded(true) if matches!(passing.frame, Framing::UntilClose) && !conn.met_break() => {
                 return Ok(());
             }
             Event::WorkerEnded(_) => return Err(What::Cut),

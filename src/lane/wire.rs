@@ -142,7 +142,7 @@ pub trait Conn: 'static {
 
     /// Whether a send met a break that came before the peer's end. The kernel tells the first who asks of a break, and
     /// everybody after that of a usual end.
-    fn is_broken(&self) -> bool;
+    fn met_break(&self) -> bool;
 
     /// Whether the peer has acknowledged everything that was sent.
     fn is_taken(&self) -> bool;

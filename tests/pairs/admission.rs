@@ -7,7 +7,7 @@ use corelane::mock::Settings;
 use serde_json::{Value, json};
 
 use crate::Pairs;
-use crate::rig::{Http, in_flight, post, until};
+use crate::rig::{Http, blamed, in_flight, post, until};
 
 fn pairs(change: impl FnOnce(&mut Config)) -> Pairs {
     Pairs::with(Settings::default(), 1, 1, change)
@@ -78,10 +78,6 @@ fn a_prefill_that_outlives_its_request_keeps_the_permit() {
 #[test]
 fn a_prefill_that_had_little_time_is_not_to_blame() {
     let pairs = pairs(|c| c.request_timeout = Duration::from_secs(5));
-    let blamed = || {
-        let shared = pairs.gateway.shared();
-        shared.roster.snapshot().workers.iter().map(|worker| shared.vitals.failed(worker.slot)).sum::<u64>()
-    };
     let stalls = json!({"only":"prefill","stall_after_events":1});
     let bytes = post("/v1/completions", &json!({"prompt":"x","max_tokens":2,"stream":true,"mock":stalls}));
     for (pause, blames) in [(3500, 0), (0, 1)] {
@@ -91,6 +87,6 @@ fn a_prefill_that_had_little_time_is_not_to_blame() {
         http.send(&bytes[bytes.len() - 1..]).answer().expect(200);
         assert_eq!(in_flight(&pairs.gateway), 1, "the prefill has not ended");
         until("the leg is given up", || in_flight(&pairs.gateway) == 0);
-        assert_eq!(blamed(), blames, "after a pause of {pause} ms");
+        assert_eq!(blamed(&pairs.gateway), blames, "after a pause of {pause} ms");
     }
 }

@@ -16,7 +16,7 @@ use corelane::metrics::Tally;
 use corelane::mock::fnv1a64;
 use corelane::shared::drain::Phase;
 
-use crate::rig::{End, Http, config, in_flight, request, serve_each, start, tally_of, until};
+use crate::rig::{End, Http, blamed, config, in_flight, request, serve_each, start, tally_of, until};
 
 const MIB: usize = 1 << 20;
 
@@ -223,12 +223,6 @@ fn uploaded(gateway: &Gateway) -> (u64, u64) {
 
 fn faults(gateway: &Gateway, what: What) -> u64 {
     gateway.shared().tallies.lanes().iter().map(|lane| lane.faults(what)).sum()
-}
-
-/// How often a worker was to blame.
-fn blamed(gateway: &Gateway) -> u64 {
-    let roster = gateway.shared().roster.snapshot();
-    roster.workers.iter().map(|worker| gateway.shared().vitals.failed(worker.slot)).sum()
 }
 
 fn settles(gateway: &Gateway) {
@@ -502,20 +496,15 @@ fn the_last_piece_does_not_outlast_its_request() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Copy, |c| c.request_timeout = Duration::from_secs(2));
     let sent = || tally_of(&gateway, Tally::ClientBytesOut);
-    let ask = |size: u64| {
-        let mut http = Http::connect(gateway.address());
-        socket2::SockRef::from(&http.stream).set_recv_buffer_size(4096).unwrap();
-        http.send(&request("GET", &format!("/up/large-{size}"), &[("Connection", "close")], b""));
-        http
-    };
+    let ask = |size: usize| narrow(&gateway, size, 4096);
     // What the sockets take, and the piece that waits.
-    let _probe = ask(64 << 20);
+    let _probe = ask(64 * MIB);
     let mut most = 0;
     until("they are full", || {
         std::thread::sleep(Duration::from_millis(200));
         std::mem::replace(&mut most, sent()) == sent() && most > 0
     });
-    let mut readers: Vec<_> = (1..8).map(|n| ask(most - n * 2000)).collect();
+    let mut readers: Vec<_> = (1..8).map(|n| ask(most as usize - n * 2000)).collect();
     let start = Instant::now();
     let mut waited = false;
     while start.elapsed() < Duration::from_secs(5) {
@@ -530,10 +519,10 @@ fn the_last_piece_does_not_outlast_its_request() {
     assert_eq!(in_flight(&gateway), 0);
 }
 
-/// A client with little room, which is to get so much and then the end of its connection.
-fn narrow(gateway: &Gateway, size: usize) -> Http {
+/// A client with so much room for what it has not read, which is to get so much and then the end of its connection.
+fn narrow(gateway: &Gateway, size: usize, room: usize) -> Http {
     let mut http = Http::connect(gateway.address());
-    socket2::SockRef::from(&http.stream).set_recv_buffer_size(32 * 1024).unwrap();
+    socket2::SockRef::from(&http.stream).set_recv_buffer_size(room).unwrap();
     http.send(&request("GET", &format!("/up/large-{size}"), &[("Connection", "close")], b""));
     http
 }
@@ -554,7 +543,7 @@ fn sip(http: &mut Http, time: Duration) {
 fn a_slow_reader_that_sends_gets_the_whole_answer() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Auto, |_| {});
-    let mut http = narrow(&gateway, MIB);
+    let mut http = narrow(&gateway, MIB, 32 * 1024);
     for _ in 0..3 {
         sip(&mut http, Duration::from_millis(1200));
         http.send(b"\r\n");
@@ -571,7 +560,7 @@ fn a_slow_reader_gets_what_was_sent_in_time() {
     let gateway = gateway(&[worker.address], Relay::Copy, |c| {
         (c.request_timeout, c.write_stall_timeout) = (Duration::from_secs(2), Duration::from_secs(1));
     });
-    let mut http = narrow(&gateway, 64 * MIB);
+    let mut http = narrow(&gateway, 64 * MIB, 32 * 1024);
     sip(&mut http, Duration::from_millis(3500));
     assert_eq!((in_flight(&gateway), faults(&gateway, What::ClientStalled)), (0, 1), "the time is over");
     let answer = http.answer();
@@ -584,7 +573,7 @@ fn a_slow_reader_gets_what_was_sent_in_time() {
 fn a_client_that_does_not_take_the_end_is_reset() {
     let worker = Worker::start();
     let gateway = gateway(&[worker.address], Relay::Copy, |c| c.write_stall_timeout = Duration::from_secs(1));
-    let mut http = narrow(&gateway, MIB);
+    let mut http = narrow(&gateway, MIB, 32 * 1024);
     std::thread::sleep(Duration::from_millis(6500));
     let answer = http.answer();
     assert_eq!(answer.end, End::Reset);

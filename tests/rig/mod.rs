@@ -137,6 +137,12 @@ pub fn in_flight(gateway: &Gateway) -> u32 {
     shared.roster.snapshot().workers.iter().map(|w| shared.load.word(w.slot).in_flight()).sum()
 }
 
+/// How often a worker was to blame.
+pub fn blamed(gateway: &Gateway) -> u64 {
+    let roster = gateway.shared().roster.snapshot();
+    roster.workers.iter().map(|worker| gateway.shared().vitals.failed(worker.slot)).sum()
+}
+
 pub fn tally_of(gateway: &Gateway, tally: Tally) -> u64 {
     gateway.shared().tallies.lanes().iter().map(|l| l.get(tally)).sum()
 }

@@ -284,7 +284,7 @@ impl Conn for SimConn {
         if self.broken.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn is_broken(&self) -> bool {
+    fn met_break(&self) -> bool {
         self.line.met_break(HERE)
     }
 

@@ -80,7 +80,7 @@ pub async fn drain<W: Wire>(
         .await?;
         chunk = match next {
             Ok(chunk) if !chunk.is_empty() => chunk,
-            Ok(_) if matches!(frame, Framing::UntilClose) && !conn.is_broken() => return Ok((None, head)),
+            Ok(_) if matches!(frame, Framing::UntilClose) && !conn.met_break() => return Ok((None, head)),
             _ => return Err(What::WorkerReset.into()),
         };
     }

@@ -148,7 +148,7 @@ async fn stream<W: Wire>(
         }
         chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), request).await {
             Event::Next(chunk) => chunk,
-            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) && !conn.is_broken() => {
+            Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) && !conn.met_break() => {
                 text.clear();
                 events.finish(&mut text);
                 frame_text(chunked, &text, &mut out);

@@ -192,6 +192,12 @@ impl Socket {
         Ok(if bytes.is_empty() { Chunk::empty() } else { Chunk::heap(bytes) })
     }
 
+    /// Notes what a send was told.
+    fn send_failed(&self, e: io::Error) -> io::Error {
+        self.0.met_break.set(self.0.met_break.get() || tells_break(&e));
+        e
+    }
+
     /// Bytes that were sent, and of which the peer's kernel has not said that it has them.
     fn unacknowledged(&self) -> usize {
         let mut bytes: libc::c_int = 0;
@@ -425,10 +431,7 @@ impl Conn for Socket {
                     self.0.room.set(Some(self.0.ring.poll(&self.0.fd, libc::POLLOUT as u32)));
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => {
-                    self.0.met_break.set(self.0.met_break.get() || tells_break(&e));
-                    return Poll::Ready(Err(e));
-                }
+                Err(e) => return Poll::Ready(Err(self.send_failed(e))),
             }
         }
     }
@@ -452,12 +455,7 @@ impl Conn for Socket {
         let (res, _, keep) = ready!(self.0.ring.poll_op(id, cx));
         self.0.tx.set(None);
         let Keep::Send(_, what, _) = keep else { unreachable!("a send keeps its bytes") };
-        if res >= 0 {
-            return Poll::Ready(Ok(Some(what)));
-        }
-        let e = error(res);
-        self.0.met_break.set(self.0.met_break.get() || tells_break(&e));
-        Poll::Ready(Err(e))
+        Poll::Ready(if res < 0 { Err(self.send_failed(error(res))) } else { Ok(Some(what)) })
     }
 
     fn is_sending(&self) -> bool {
@@ -482,7 +480,7 @@ impl Conn for Socket {
         self.poll_dead(cx)
     }
 
-    fn is_broken(&self) -> bool {
+    fn met_break(&self) -> bool {
         let result = self.0.tx.get().and_then(|id| self.0.ring.peek(id));
         self.0.met_break.get() || result.is_some_and(|res| res < 0 && tells_break(&error(res)))
     }
