@@ -44,7 +44,7 @@ pub struct Lane<W: Wire> {
     pub buffers: Buffers,
     pub pool: Pool<W::Conn>,
     pub pipes: Pipes<<W::Conn as Conn>::Pipe>,
-    pub view: RefCell<View>,
+    pub view: Rc<RefCell<View>>,
     pub rng: RefCell<fastrand::Rng>,
     /// Who waits in the queue of the admission.
     pub waiters: Waiters,
@@ -71,7 +71,7 @@ impl<W: Wire> Lane<W> {
             wire,
             timers,
             buffers: Buffers::default(),
-            view: RefCell::new(View::new(index, shared, default_model)),
+            view: Rc::new(RefCell::new(View::new(index, shared, default_model))),
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             waiters: Waiters::default(),
         }
@@ -131,12 +131,12 @@ impl<W: Wire> Lane<W> {
         self.tallies().add(tally, n);
     }
 
-    /// When a worker whose answer has begun is given up if nothing more comes for so long (zero: never); the deadline at
-    /// the latest.
-    pub fn stall_deadline(&self, stall: Duration, deadline_us: u64) -> u64 {
+    /// When a worker whose answer has begun is given up if nothing more comes for so long (zero: never) after `since_us`;
+    /// the deadline at the latest.
+    pub fn stall_deadline(&self, since_us: u64, stall: Duration, deadline_us: u64) -> u64 {
         match stall.as_micros() as u64 {
             0 => deadline_us,
-            stall_us => deadline_us.min(self.wire.now_us() + stall_us),
+            stall_us => deadline_us.min(since_us + stall_us),
         }
     }
 

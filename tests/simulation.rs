@@ -512,6 +512,7 @@ const SEEN: &[Tally] = &[
     Tally::Cuts,
     Tally::RelaySpliced,
     Tally::RelayCopied,
+    Tally::RelaySteady,
     Tally::ConnectFailures,
     Tally::ClientsLeft,
 ];

@@ -16,7 +16,7 @@ use corelane::lane::timers::{Timer, Timers};
 use corelane::lane::wire::driver::Driver;
 use corelane::lane::wire::ring::Ring;
 use corelane::lane::wire::socket::{Listener, RingWire};
-use corelane::lane::wire::{Conn, Outgoing, Wire};
+use corelane::lane::wire::{Conn, Outgoing, Pass, Wire};
 use glommio::{LocalExecutorBuilder, Placement};
 
 /// One test at a time: both count the descriptors of the process.
@@ -72,6 +72,13 @@ fn peer(mut s: TcpStream) -> std::io::Result<()> {
         6 => {
             s.write_all(&answer[..size / 2])?;
             return Ok(());
+        }
+        // answers steadily
+        8 => {
+            for piece in answer.chunks(1 + size / 30) {
+                s.write_all(piece)?;
+                std::thread::sleep(Duration::from_micros(300));
+            }
         }
         // answers late, a byte at a time at first
         _ => {
@@ -203,6 +210,104 @@ async fn abuse(bench: Rc<Bench>, to: SocketAddr, id: u32) {
     }
 }
 
+/// Reads what came through the lane: (id, offset so far) and the bytes of the stream, at its own pace; tells how many.
+fn sink(mut s: TcpStream, seen: &Mutex<Vec<(u32, usize)>>) -> std::io::Result<()> {
+    s.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut head = [0u8; 4];
+    s.read_exact(&mut head)?;
+    let id = u32::from_le_bytes(head);
+    let mut buf = vec![0u8; if id % 3 == 0 { 700 } else { 65536 }];
+    let mut at = 0;
+    loop {
+        if id % 5 == 0 {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        let n = match s.read(&mut buf) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => n,
+        };
+        for b in &buf[..n] {
+            assert_eq!(*b, pattern(id, at), "stream {id} at {at}");
+            at += 1;
+        }
+    }
+    seen.lock().unwrap().push((id, at));
+    Ok(())
+}
+
+/// Lets most pieces pass.
+struct Gate {
+    rng: RefCell<fastrand::Rng>,
+    bytes: Cell<usize>,
+}
+
+impl Pass for Gate {
+    fn take(&self, bytes: &[u8], _: u64) -> bool {
+        let takes = self.rng.borrow_mut().u8(..8) > 0;
+        self.bytes.set(self.bytes.get() + if takes { bytes.len() } else { 0 });
+        takes
+    }
+}
+
+/// One stream from a peer to a sink, most of which passes without its task; given up at a random point, or brought to
+/// its end. Gives how many bytes the sink has to get: at least, and at most.
+async fn ferry(bench: Rc<Bench>, from: SocketAddr, to: SocketAddr, id: u32) -> Option<(usize, usize)> {
+    let timer = bench.timers.timer();
+    let (behaviour, size, seed) = {
+        let mut r = bench.rng.borrow_mut();
+        (if r.bool() { 8 } else { r.u8(..8) }, r.u16(1..12_000), r.u64(..))
+    };
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (source, drain) = (bench.wire.connect(from).await.ok()?, bench.wire.connect(to).await.ok()?);
+    let mut head = vec![0u8; 8];
+    head[..4].copy_from_slice(&id.to_le_bytes());
+    head[4] = behaviour;
+    head[5..7].copy_from_slice(&size.to_le_bytes());
+    source.start_send(Outgoing::Heap(head));
+    drain.start_send(Outgoing::Heap(id.to_le_bytes().to_vec()));
+    let gate = Rc::new(Gate { rng: RefCell::new(rng.fork()), bytes: Cell::new(0) });
+    let mut taken = 0;
+    for _ in 0..400 {
+        let patience = rng.u64(1..20_000);
+        let got = within(&timer, patience, |cx| {
+            let got = source.poll_recv(cx);
+            if got.is_pending() && rng.u8(..4) > 0 {
+                source.pass_to(&drain, gate.clone());
+            }
+            got
+        })
+        .await;
+        match got {
+            Some(Ok(chunk)) if !chunk.is_empty() => {
+                taken += chunk.len();
+                if poll_fn(|cx| drain.poll_sent(cx)).await.is_err() {
+                    return Some((0, size as usize * 7));
+                }
+                drain.start_send(Outgoing::Chunk(chunk));
+            }
+            Some(_) => {
+                // The stream has ended: all that came goes to its end.
+                poll_fn(|cx| drain.poll_sent(cx)).await.ok()?;
+                drain.shutdown();
+                bench.verified.set(bench.verified.get() + gate.bytes.get());
+                // It closes when it has read everything.
+                poll_fn(|cx| drain.poll_recv(cx)).await.ok()?;
+                return Some((taken + gate.bytes.get(), taken + gate.bytes.get()));
+            }
+            // Nobody comes back for it: behaviour 4 sends nothing for ever.
+            None if rng.u8(..if behaviour == 4 { 4 } else { 30 }) == 0 => {
+                bench.dropped.set(bench.dropped.get() + 1);
+                return Some((0, taken + gate.bytes.get()));
+            }
+            None => {}
+        }
+        if (behaviour < 4 || behaviour == 8) && taken + gate.bytes.get() == size as usize * 7 {
+            source.shutdown();
+        }
+    }
+    Some((0, taken + gate.bytes.get()))
+}
+
 /// A lane that sleeps when it has nothing to do.
 fn on_lane<F: Future<Output = ()> + 'static>(
     body: impl FnOnce(Rc<Ring>, Rc<Timers>, Rc<Pulse>, RingWire) -> F + Send + 'static,
@@ -245,7 +350,7 @@ fn on_looking_lane<F: Future<Output = ()> + 'static>(
             let until = Instant::now() + Duration::from_secs(5);
             let mut woken = Vec::new();
             while ring.in_flight() > 0 && Instant::now() < until {
-                ring.turn(Some(Duration::from_millis(5)), &mut woken);
+                ring.turn(Some(Duration::from_millis(5)), &mut woken, || 0);
             }
             assert_eq!(ring.in_flight(), 0, "operations leaked");
             assert_eq!(ring.lent(), 0, "receive buffers leaked");
@@ -312,6 +417,77 @@ fn abused_operations_leak_nothing_and_mix_nothing_up() {
     );
 }
 
+/// Arrivals that nobody is woken for: in order, whole, to the right stream, whatever is given up when.
+#[test]
+fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let from = start_peers(32);
+    let seen: &'static Mutex<Vec<(u32, usize)>> = Box::leak(Box::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for s in listener.incoming().flatten() {
+            std::thread::spawn(move || sink(s, seen));
+        }
+    });
+    let before = open_fds();
+    let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("WIRE_SEED={seed}");
+    let streams: u32 = 1500;
+    let expected: Arc<Mutex<Vec<(u32, usize, usize)>>> = Arc::default();
+    let noted = expected.clone();
+    on_looking_lane(seed % 2 * 50, move |ring, timers, pulse, wire| async move {
+        let bench = Rc::new(Bench {
+            wire,
+            timers: timers.clone(),
+            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            dropped: Cell::new(0),
+            verified: Cell::new(0),
+        });
+        let queue = glommio::executor().current_task_queue();
+        let timer = timers.timer();
+        for id in 0..streams {
+            while pulse.alive() > 30 {
+                timer.set(timer.now_us() + 1);
+                timer.due().await;
+            }
+            let (bench, noted) = (bench.clone(), noted.clone());
+            spawn(&pulse, queue, async move {
+                if let Some((least, most)) = ferry(bench, from, to, id).await {
+                    noted.lock().unwrap().push((id, least, most));
+                }
+            });
+        }
+        while pulse.alive() > 1 {
+            timer.set(timer.now_us() + 10_000);
+            timer.due().await;
+        }
+        assert!(ring.passed.get() > 5000, "only {} arrivals passed", ring.passed.get());
+        assert!(bench.verified.get() > 5_000_000, "only {} bytes passed to the end", bench.verified.get());
+        assert!(bench.dropped.get() > streams as usize / 50, "only {} streams were given up", bench.dropped.get());
+    });
+    let expected = std::mem::take(&mut *expected.lock().unwrap());
+    assert!(expected.len() > streams as usize / 2, "only {} streams were under way", expected.len());
+    let until = Instant::now() + Duration::from_secs(12);
+    for (id, least, most) in expected {
+        let got = loop {
+            let got = seen.lock().unwrap().iter().find(|(seen, _)| *seen == id).map(|(_, at)| *at);
+            if got.is_some() || Instant::now() > until {
+                break got;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let got = got.unwrap_or_else(|| panic!("stream {id} never ended, or was not what was sent"));
+        assert!((least..=most).contains(&got), "stream {id}: {got} bytes of {least} to {most}");
+    }
+    let until = Instant::now() + Duration::from_secs(12);
+    // An executor of glommio's leaves one eventfd behind.
+    while open_fds().len() > before.len() + 1 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(open_fds().len() <= before.len() + 1, "leaked: {before:?} before, {:?} after", open_fds());
+}
+
 #[test]
 fn a_panicking_task_ends_alone_and_gives_everything_back() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -350,7 +526,7 @@ fn a_panicking_task_ends_alone_and_gives_everything_back() {
             assert_eq!(pulse.panics(), 20);
             let mut woken = Vec::new();
             for _ in 0..100 {
-                ring.turn(Some(Duration::from_millis(2)), &mut woken);
+                ring.turn(Some(Duration::from_millis(2)), &mut woken, || 0);
             }
             assert_eq!(ring.in_flight(), 0);
             ring.wind_down();

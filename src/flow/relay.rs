@@ -12,6 +12,7 @@ mod drain;
 pub mod logprobs;
 mod merge;
 mod splice;
+mod steady;
 
 pub use drain::{Until, drain};
 pub use merge::merged;
@@ -29,8 +30,10 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Outgoing, Wire};
 use crate::limits::{FRAME_SIGHT_BYTES, PIPELESS_BYTES, RECV_BUFFER_BYTES, SPLICE_BYTES, SPLICE_CHUNK_BYTES};
 use crate::metrics::Tally;
+use steady::Steady;
 
 /// Where the body ends.
+#[derive(Clone, Copy)]
 enum Framing {
     Length(u64),
     Chunked(Chunked),
@@ -252,6 +255,20 @@ impl Passing {
         lane.count(Tally::RelayCopied, piece.payload);
     }
 
+    /// Whether what comes next may pass without the walk, as far as it is small and in order: not where more is done with
+    /// it than to count it.
+    fn is_steady(&self, request: &Request) -> bool {
+        let has_begun = request.body_begun.get() && (request.event_us.get() > 0 || !request.ask.stream);
+        has_begun && !self.unpack && self.pipeless == 0
+    }
+
+    /// Notes what passed without the walk.
+    fn passed(&mut self, frame: Framing, payload: u64) {
+        self.backlog = 0;
+        self.frame = frame;
+        self.copied += payload;
+    }
+
     /// Notes what passed unseen.
     fn moved(&mut self, n: u64) {
         self.backlog = 0;
@@ -335,7 +352,7 @@ pub fn relay<W: Wire>(
         // A long answer does not keep what asked for it.
         passing.asked = collect(lane, &answer.conn);
         let ended = match follow {
-            None => pass(lane, client, request, &answer.conn, &mut passing).await,
+            None => pass(lane, client, request, &answer.conn, &mut passing, true).await,
             Some(follow) => pass_both(lane, client, request, &answer.conn, &mut passing, follow).await,
         };
         let conn = passing
@@ -357,7 +374,7 @@ fn pass_both<'a, W: Wire>(
     mut follow: Follow<'a, W::Conn>,
 ) -> Pin<Box<dyn Future<Output = Result<(), What>> + 'a>> {
     Box::pin(async move {
-        let mut passes = std::pin::pin!(pass(lane, client, request, conn, passing));
+        let mut passes = std::pin::pin!(pass(lane, client, request, conn, passing, false));
         let mut follows = true;
         let mut sent = request.sent.get();
         poll_fn(|cx| {
@@ -403,7 +420,7 @@ async fn finish<W: Wire>(
     }
 }
 
-/// Passes on what follows the first bytes.
+/// Passes on what follows the first bytes; `alone`: nothing goes the other way meanwhile.
 ///
 /// # Errors
 /// What broke the answer off.
@@ -413,7 +430,9 @@ async fn pass<W: Wire>(
     request: &Request,
     conn: &W::Conn,
     passing: &mut Passing,
+    alone: bool,
 ) -> Result<(), What> {
+    let mut steady = None;
     while !passing.done {
         let path = passing.path();
         conn.set_lazy(path != Path::Copy);
@@ -421,9 +440,18 @@ async fn pass<W: Wire>(
             Path::Copy => {
                 // The next part is asked for in the same turn that sends this one.
                 conn.arm();
-                copy::next(lane, client, |cx| conn.poll_recv(cx), request).await
+                let way = (alone && passing.is_steady(request)).then(|| {
+                    let steady = steady.get_or_insert_with(|| Steady::new(lane, request));
+                    steady.begin(passing.frame, lane.wire.now_us());
+                    (conn, &*steady)
+                });
+                let event = copy::next(lane, client, |cx| conn.poll_recv(cx), request, way).await;
+                if let Some((_, steady)) = way {
+                    steady.end(passing, request);
+                }
+                event
             }
-            Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), request).await,
+            Path::Frame => copy::next(lane, client, |cx| passing.poll_frame(conn, cx), request, None).await,
             Path::Splice { left, live } => splice::splice(lane, client, conn, (left, live), request).await,
         };
         match event {

@@ -15,6 +15,7 @@ pub mod socket;
 
 use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 pub use chunk::{Chunk, Outgoing};
@@ -54,6 +55,13 @@ impl Pipe for NoPipe {
     fn held(&self) -> usize {
         match *self {}
     }
+}
+
+/// Who lets arrivals pass without being woken for them, see [`Conn::pass_to`].
+pub trait Pass {
+    /// Whether all of these bytes go on as they are. If not, nothing about them is noted: they are received as usual. Must
+    /// neither come back to the wire nor be dropped into it. `now_us` is the lane's clock.
+    fn take(&self, bytes: &[u8], now_us: u64) -> bool;
 }
 
 /// What came of drawing from a connection.
@@ -112,6 +120,12 @@ pub trait Conn: 'static {
     fn poll_pour(&self, _: &mut Context<'_>, _pipe: &mut Self::Pipe) -> Poll<io::Result<usize>> {
         Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
     }
+
+    /// From now on what arrives is sent on to `to`, as long as `pass` takes it and `to` has sent everything before it; nobody
+    /// is woken for that. What is not taken ends it: that and all behind it is received as usual, by the task that waited
+    /// last. So do the peer's end, and a receive that is asked for otherwise. A wire may do without: then everything is
+    /// received.
+    fn pass_to(&self, _to: &Self, _pass: Rc<dyn Pass>) {}
 
     /// Puts bytes back that were received too early; the next receive gives them again.
     fn unread(&self, chunk: Chunk);

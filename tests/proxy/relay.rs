@@ -478,6 +478,85 @@ fn stalls_are_noticed_while_splicing() {
     until("the worker is told", || worker.seen.refused.load(SeqCst) == 2);
 }
 
+/// The events of an even stream pass without their walk, which knows what passed: they are counted as any others, the
+/// stall clock begins anew with each, and the end is the walk's again.
+#[test]
+fn an_even_stream_passes_without_its_walk_and_is_counted_like_any_other() {
+    const EVENTS: usize = 20;
+    for framing in [Framing::Length, Framing::Chunked, Framing::UntilClose] {
+        let worker = Worker::start();
+        let gateway = gateway(&worker, Relay::Auto, |c| c.stall_timeout = Duration::from_millis(400));
+        let even = Plan { framing, pieces: vec![120; EVENTS], gap_ms: 40, ..Plan::default() };
+        let ask = |plan: &Plan| {
+            let mut ask = serde_json::to_value(plan).unwrap();
+            (ask["stream"], ask["model"]) = (true.into(), "m".into());
+            let mut http = Http::connect(gateway.address());
+            http.send(&post("/generate", &ask));
+            http
+        };
+        // Twice as long as the worker may be silent.
+        let answer = ask(&even).answer().expect(200);
+        assert!(answer.body == even.bytes());
+        until("no request is in flight", || in_flight(&gateway) == 0);
+        let steady = tally_of(&gateway, Tally::RelaySteady);
+        assert!(steady >= EVENTS as u64 / 2, "{framing:?}: {steady}");
+        assert_eq!(paths(&gateway), (120 * EVENTS as u64, 0));
+        let framed = if framing == Framing::Chunked { EVENTS * 6 + 5 } else { 0 };
+        let head: usize = answer.head.lines().map(|line| line.len() + 2).sum();
+        let bytes_out = (head + 2 + 120 * EVENTS + framed) as u64;
+        assert_eq!(tally_of(&gateway, Tally::ClientBytesOut), bytes_out, "{framing:?}\n{}", answer.head);
+        let page = Http::connect(gateway.admin()).ask("GET", "/metrics", &[], b"").text();
+        let sample = |name: &str| -> f64 {
+            page.lines().find_map(|l| l.strip_prefix(name)?.parse().ok()).unwrap_or_else(|| panic!("no {name}"))
+        };
+        for name in [
+            r#"corelane_event_gap_seconds_NAME{route="/generate"} "#,
+            r#"corelane_model_event_gap_seconds_NAME{model="m"} "#,
+        ] {
+            let gaps = sample(&name.replace("NAME", "count"));
+            assert!(gaps + 3.0 >= EVENTS as f64, "{framing:?}: {gaps} gaps");
+            let mean = sample(&name.replace("NAME", "sum")) / gaps;
+            assert!((0.03..0.08).contains(&mean), "{framing:?}: {mean} s between events");
+        }
+
+        // The clock runs from the last event, and what had come before is the client's.
+        let stalls = Plan { stalls_in: Some(EVENTS - 1), ..even.clone() };
+        let started = std::time::Instant::now();
+        assert_ne!(ask(&stalls).cut_answer(), Some(End::Whole), "{framing:?}");
+        let least = Duration::from_millis(40 * (EVENTS as u64 - 1) + 400);
+        assert!(started.elapsed() >= least, "{framing:?}: cut after {:?}", started.elapsed());
+        until("the worker is told", || worker.seen.refused.load(SeqCst) == 1);
+
+        // So it is when the worker dies, and when the client leaves.
+        let dies = Plan { dies_in: Some(EVENTS - 1), reset: true, ..even.clone() };
+        assert_ne!(ask(&dies).cut_answer(), Some(End::Whole), "{framing:?}");
+        let mut leaves = ask(&even);
+        leaves.head().unwrap();
+        leaves.exactly(120 * 10).unwrap();
+        leaves.reset();
+        until("the worker is told", || worker.seen.refused.load(SeqCst) == 2);
+        until("no request is in flight", || in_flight(&gateway) == 0);
+        assert!(tally_of(&gateway, Tally::RelaySteady) >= 3 * steady / 2 + EVENTS as u64 / 2);
+        let faults = |what: What| gateway.shared().tallies.lanes().iter().map(|l| l.faults(what)).sum::<u64>();
+        assert_eq!((faults(What::CutStalled), faults(What::Cut), faults(What::ClientLeft)), (1, 1, 1), "{framing:?}");
+    }
+}
+
+/// A client that takes nothing of an even stream is noticed, though nobody was woken for what came until then.
+#[test]
+fn a_deaf_client_of_an_even_stream_is_cut() {
+    let worker = Worker::start();
+    let gateway = gateway(&worker, Relay::Auto, |c| c.write_stall_timeout = Duration::from_millis(600));
+    let plan = Plan { framing: Framing::Chunked, pieces: vec![3000; 20_000], ..Plan::default() };
+    let mut http = Http::connect(gateway.address());
+    http.send(&plan.request());
+    let faults = |what: What| gateway.shared().tallies.lanes().iter().map(|l| l.faults(what)).sum::<u64>();
+    until("it is cut", || faults(What::ClientStalled) == 1);
+    until("the worker is told", || worker.seen.refused.load(SeqCst) == 1);
+    assert_eq!(http.cut_answer(), Some(End::Reset));
+    until("no request is in flight", || in_flight(&gateway) == 0);
+}
+
 /// Connections serve again after a spliced answer, unless the worker said more than its answer.
 #[test]
 fn a_spliced_answer_leaves_a_connection_for_the_next_one_or_none() {

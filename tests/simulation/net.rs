@@ -9,7 +9,8 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use corelane::lane::wire::Outgoing;
+use corelane::lane::wire::{Chunk, Outgoing, Pass};
+use corelane::limits::RECV_BUFFER_BYTES;
 
 use crate::world::World;
 
@@ -95,6 +96,8 @@ struct End {
     acked_us: u64,
     /// A send in flight, and how far it is.
     tx: Option<(Outgoing, usize)>,
+    /// Where arrivals go on to without the reader.
+    onward: Option<(Rc<dyn Pass>, Rc<Line>)>,
     reader: Option<Waker>,
     watcher: Option<Waker>,
     sender: Option<Waker>,
@@ -183,7 +186,9 @@ impl Line {
                 me.acked += n;
                 me.acked_us = now;
                 world.note("deliver", self.id, end as u64, n as u64);
-                peer.reader.take().into_iter().for_each(Waker::wake);
+                if peer.onward.is_none() {
+                    peer.reader.take().into_iter().for_each(Waker::wake);
+                }
                 me.pourer.take().into_iter().for_each(Waker::wake);
                 self.pump(me);
             }
@@ -201,6 +206,7 @@ impl Line {
             }
             (None, false)
         });
+        self.pass(1 - end);
         if refused {
             // Nobody takes it: the kernel of the other side says so.
             self.reset_at(end);
@@ -209,6 +215,38 @@ impl Line {
             self.with(end, |me, _| me.moving = true);
             self.move_in(end, us);
         }
+    }
+
+    /// From now on what arrives at an end goes on from the same end of another connection.
+    pub fn pass_to(&self, end: usize, to: &Rc<Line>, pass: Rc<dyn Pass>) {
+        self.with(end, |me, _| me.onward = Some((pass, to.clone())));
+    }
+
+    /// From now on everything is for the reader.
+    pub fn pass_no_more(&self, end: usize) {
+        self.with(end, |me, _| me.onward = None);
+    }
+
+    /// Sends on what has arrived at an end, as far as that is so and may be; what may not is for the reader.
+    fn pass(self: &Rc<Self>, end: usize) {
+        let Some((pass, to)) = self.with(end, |me, _| me.onward.take()) else { return };
+        while self.waiting(end) > 0 {
+            let n = self.world.portion(self.waiting(end).min(RECV_BUFFER_BYTES));
+            let bytes = self.peek(end, n);
+            // A ring also gives up when it has no room for the send.
+            if !to.is_free(end) || self.world.once_in(32) || !pass.take(&bytes, self.world.now_us()) {
+                return self.with(end, |me, _| me.reader.take().into_iter().for_each(Waker::wake));
+            }
+            self.world.note("pass", self.id, end as u64, n as u64);
+            to.with(end, |me, _| me.tx = None);
+            to.start_send(end, Outgoing::Chunk(Chunk::heap(self.take(end, n))));
+        }
+        self.pass_to(end, &to, pass);
+    }
+
+    /// Whether the last send was a piece that was received, and has ended well.
+    fn is_free(&self, end: usize) -> bool {
+        self.with(end, |me, _| matches!(&me.tx, Some((what @ Outgoing::Chunk(_), sent)) if *sent == what.len()))
     }
 
     /// Moves a send on, as far as there is room.
@@ -418,6 +456,7 @@ impl Line {
             }
             me.closed = true;
             me.tx = None;
+            me.onward = None;
             me.wake_in();
             me.wake_out();
             let kills = reset || me.inbox.len() > 0;

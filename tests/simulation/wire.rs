@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use corelane::lane::wire::{Chunk, Conn, Drawn, Outgoing, Pipe, Wire};
+use corelane::lane::wire::{Chunk, Conn, Drawn, Outgoing, Pass, Pipe, Wire};
 use corelane::limits::RECV_BUFFER_BYTES;
 
 use crate::net::Line;
@@ -182,7 +182,18 @@ impl Conn for SimConn {
         Poll::Ready(Ok(n))
     }
 
+    fn pass_to(&self, to: &SimConn, pass: Rc<dyn Pass>) {
+        if !self.lazy.get()
+            && self.kept.borrow().is_none()
+            && self.early.borrow().is_empty()
+            && self.line.waiting(HERE) == 0
+        {
+            self.line.pass_to(HERE, &to.line, pass);
+        }
+    }
+
     fn set_lazy(&self, lazy: bool) {
+        self.line.pass_no_more(HERE);
         if !self.lazy.replace(lazy) && lazy && self.world().once_in(2) {
             // What the stream of receives had taken by then.
             let waiting = self.line.waiting(HERE);

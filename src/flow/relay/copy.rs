@@ -4,27 +4,32 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use super::Event;
+use super::steady::Steady;
 use crate::fault::What;
 use crate::flow::passage::{Client, Request, Stall, give_back};
 use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Wire};
 
 /// Waits until the next bytes are there and the client has taken the last ones. The deadline runs on for the
-/// worker while it is waited for, the stall clock for the client while that is.
+/// worker while it is waited for, the stall clock for the client while that is. What `steady` takes of the connection goes
+/// `way`s without being waited for, and begins the worker's clock anew.
 pub(super) async fn next<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     mut receive: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Chunk>>,
     request: &Request,
+    mut way: Option<(&W::Conn, &Rc<Steady>)>,
 ) -> Event {
+    let steady = way.map(|(_, steady)| steady);
     let deadline = request.deadline_us();
     let mut next: Option<Chunk> = None;
     let mut stall = None;
     let mut limit = request.stall_timeout();
-    client.timer.set(lane.stall_deadline(limit, deadline));
+    client.timer.set(lane.stall_deadline(lane.wire.now_us(), limit, deadline));
     poll_fn(|cx| {
         if lane.is_ending() {
             return Poll::Ready(Event::Fault(What::CutEnding));
@@ -35,12 +40,22 @@ pub(super) async fn next<W: Wire>(
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
                 Poll::Pending if client.has_left(cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
                 Poll::Pending => {
+                    if let Some((conn, steady)) = way.take() {
+                        conn.pass_to(&client.conn, steady.clone());
+                    }
                     // The body has become whole meanwhile.
                     if limit != request.stall_timeout() {
                         limit = request.stall_timeout();
-                        client.timer.set(lane.stall_deadline(limit, deadline));
+                        client.timer.set(lane.stall_deadline(lane.wire.now_us(), limit, deadline));
                     }
-                    return client.timer.poll_due(cx).map(|()| Event::Fault(request.ran_out(lane.wire.now_us())));
+                    while client.timer.poll_due(cx).is_ready() {
+                        let due_us = steady.map_or(0, |s| lane.stall_deadline(s.last_us(), limit, deadline));
+                        if due_us <= lane.wire.now_us() {
+                            return Poll::Ready(Event::Fault(request.ran_out(lane.wire.now_us())));
+                        }
+                        client.timer.set(due_us);
+                    }
+                    return Poll::Pending;
                 }
             }
         }

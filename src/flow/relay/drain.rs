@@ -60,7 +60,7 @@ pub async fn drain<W: Wire>(
             let reusable = head.keep_alive && piece.len == chunk.len() && collect(lane, &conn) == Some(true);
             return Ok((reusable.then_some(conn), head));
         }
-        timer.set(lane.stall_deadline(until.config.stall_timeout, until.deadline_us));
+        timer.set(lane.stall_deadline(lane.wire.now_us(), until.config.stall_timeout, until.deadline_us));
         let next = poll_fn(|cx| {
             if lane.is_ending() {
                 return Poll::Ready(Err(What::ShuttingDown));

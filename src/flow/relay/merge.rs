@@ -146,7 +146,7 @@ async fn stream<W: Wire>(
         if done {
             break Ok(());
         }
-        chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), request).await {
+        chunk = match copy::next(lane, client, |cx| conn.poll_recv(cx), request, None).await {
             Event::Next(chunk) => chunk,
             Event::WorkerEnded(true) if matches!(frame, Framing::UntilClose) && !conn.met_break() => {
                 text.clear();

@@ -205,7 +205,7 @@ impl<W: Wire> Moving<'_, W> {
         let limit = self.request.stall_timeout();
         if !matches!(self.clock, Clock::Worker(known) if known == limit) {
             self.clock = Clock::Worker(limit);
-            self.client.timer.set(self.lane.stall_deadline(limit, self.request.deadline_us()));
+            self.client.timer.set(self.lane.stall_deadline(self.lane.wire.now_us(), limit, self.request.deadline_us()));
         }
         self.client.timer.poll_due(cx).map(|()| self.request.ran_out(self.lane.wire.now_us()))
     }

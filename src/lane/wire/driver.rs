@@ -27,7 +27,7 @@ pub struct Driver {
     pub now_us: Rc<Cell<u64>>,
     /// Where the clock stood at 0.
     pub epoch: Instant,
-    /// Microseconds that the lane goes on looking, after its last task ran, before it sleeps; 0: none.
+    /// Microseconds that the lane goes on looking, after it last had something to do, before it sleeps; 0: none.
     pub busy_poll_us: u64,
     /// Microseconds that went by between looks that brought nothing.
     pub spun_us: Rc<Cell<u64>>,
@@ -42,7 +42,7 @@ impl Driver {
     pub async fn drive(&self, ended: impl Fn() -> bool) {
         let mut woken: Vec<Waker> = Vec::with_capacity(256);
         let mut quiet = false;
-        // The clock at the first look since a task ran.
+        // The clock at the first look since there was something to do.
         let mut looks_since: Option<u64> = None;
         while !ended() {
             let was = self.now_us.get();
@@ -50,11 +50,15 @@ impl Driver {
             let wait = (quiet && !looks).then(|| {
                 self.timers.next_us().map_or(LONGEST_SLEEP, |us| Duration::from_micros(us).min(LONGEST_SLEEP))
             });
-            self.ring.turn(wait, &mut woken);
-            let now = self.epoch.elapsed().as_micros() as u64;
-            self.now_us.set(now);
+            let passed = self.ring.passed.get();
+            self.ring.turn(wait, &mut woken, || {
+                self.now_us.set(self.epoch.elapsed().as_micros() as u64);
+                self.now_us.get()
+            });
+            let now = self.now_us.get();
+            let passed = self.ring.passed.get() != passed;
             self.timers.advance(now, &mut woken);
-            let in_vain = quiet && woken.is_empty();
+            let in_vain = quiet && woken.is_empty() && !passed;
             if wait.is_some() && self.busy_poll_us > 0 {
                 // What it did since `was` is the end of a look in vain.
                 self.slept_us.set(self.slept_us.get() + (now - was));
@@ -68,6 +72,9 @@ impl Driver {
             woken.drain(..).for_each(Waker::wake);
             let before = self.pulse.polls();
             quiet = self.run_tasks().await;
+            if passed {
+                looks_since = None;
+            }
             if self.pulse.polls() != before {
                 looks_since = None;
                 self.late_wakes.set(self.late_wakes.get() + in_vain as u64);

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use slab::Slab;
 
+use super::Pass;
 use super::bufring::{BufRing, GROUP, Lent};
 use super::chunk::{Chunk, Outgoing};
 use crate::limits::{RECV_BUFFER_BYTES, RING_COMPLETIONS, RING_ENTRIES};
@@ -82,8 +84,8 @@ impl OpId {
 pub enum Keep {
     /// A poll.
     Fd(Rc<Fd>),
-    /// Receives into the ring's buffers, one completion each.
-    Stream(Rc<Fd>),
+    /// Receives into the ring's buffers, one completion each; and where they go on to.
+    Stream(Rc<Fd>, Option<Onward>),
     /// A receive into spare capacity of a vector.
     Fill(Rc<Fd>, Vec<u8>),
     /// A send, and how far it got.
@@ -94,6 +96,13 @@ pub enum Keep {
     Accept(Rc<Fd>),
     /// A read of an eventfd into a boxed counter.
     Bell(Box<[u8; 8]>),
+}
+
+/// Where the arrivals of a stream go on to, with nobody woken.
+pub struct Onward {
+    pass: Rc<dyn Pass>,
+    /// The last send there; its place serves the next ones.
+    to: OpId,
 }
 
 enum State {
@@ -168,7 +177,7 @@ struct Core {
     generation: u32,
     /// What completions freed; dropped outside the borrow, because drops come back to the ring.
     grave: Vec<Keep>,
-    /// Sends that were taken in part, to be queued again.
+    /// Sends to be queued: taken in part, or given something to send on.
     again: Vec<usize>,
     /// Streams with a full inbox, to be stopped.
     full: Vec<usize>,
@@ -223,6 +232,8 @@ pub struct Ring {
     pub batches: [Cell<u64>; MOST_BOUNDS + 1],
     /// Receives that found no buffer.
     pub no_buffers: Cell<u64>,
+    /// Arrivals that were sent on with nobody woken.
+    pub passed: Cell<u64>,
 }
 
 impl Ring {
@@ -254,6 +265,7 @@ impl Ring {
             completions: Cell::new(0),
             batches: Default::default(),
             no_buffers: Cell::new(0),
+            passed: Cell::new(0),
         }))
     }
 
@@ -323,7 +335,7 @@ impl Ring {
                 );
                 // A full completion queue: the entries stay queued until there is room in it.
                 let mut late = std::mem::take(&mut core.late);
-                self.reap(core, &mut late);
+                self.reap(core, &mut late, None);
                 core.late = late;
             }
         }
@@ -344,7 +356,7 @@ impl Ring {
             .ioprio(flags)
             .build()
             .flags(squeue::Flags::BUFFER_SELECT);
-        self.submit(entry, Keep::Stream(fd.clone()))
+        self.submit(entry, Keep::Stream(fd.clone(), None))
     }
 
     /// What a stream received next. After [`Arrival::Last`] the id is spent.
@@ -364,6 +376,17 @@ impl Ring {
         let op = core.take(id);
         drop(core);
         Poll::Ready(Arrival::Last(res, self.lend(flags), op.keep))
+    }
+
+    /// Lets a stream's arrivals go on to where a send went before, while that and `pass` take them; not while some are still
+    /// to be collected.
+    pub fn pass(&self, id: OpId, to: OpId, pass: Rc<dyn Pass>) {
+        let mut core = self.core.borrow_mut();
+        let op = core.op(id);
+        let is_ready = op.inbox.is_empty() && !op.stopping && !matches!(op.state, State::Done(..));
+        if let (true, Keep::Stream(_, onward)) = (is_ready, &mut op.keep) {
+            *onward = Some(Onward { pass, to });
+        }
     }
 
     /// Asks a stream to end; what it received stays to be collected, its last completion says `ECANCELED`.
@@ -525,8 +548,8 @@ impl Ring {
     }
 
     /// Submits what is queued and, when `wait` is given, sleeps until a completion or that time has passed.
-    /// Wakers of what ended are put into `woken`.
-    pub fn turn(&self, wait: Option<Duration>, woken: &mut Vec<Waker>) {
+    /// Wakers of what ended are put into `woken`; `clock` is asked, after the sleep, for the lane's time.
+    pub fn turn(&self, wait: Option<Duration>, woken: &mut Vec<Waker>, clock: impl FnOnce() -> u64) {
         if let Some(b) = &self.buffers {
             b.restock();
         }
@@ -552,7 +575,7 @@ impl Ring {
                 "io_uring_enter: {e}"
             );
         }
-        self.reap(&mut core, woken);
+        self.reap(&mut core, woken, Some(clock()));
         woken.append(&mut core.late);
         let grave = std::mem::take(&mut core.grave);
         drop(core);
@@ -569,9 +592,37 @@ impl Ring {
         }
     }
 
-    fn reap(&self, core: &mut Core, woken: &mut Vec<Waker>) {
+    /// Sends on what a stream received, if that goes on; gives the place of the send, or the buffer back.
+    fn send_on(ops: &mut Slab<Op>, key: usize, lent: Lent, len: usize, now_us: Option<u64>) -> Result<usize, Lent> {
+        let Op { keep: Keep::Stream(_, onward), stopping, .. } = &mut ops[key] else { return Err(lent) };
+        let Some(Onward { pass, to }) = onward.take() else { return Err(lent) };
+        let (Some(now_us), false) = (now_us, *stopping) else { return Err(lent) };
+        // The chunk before is sent, so this one can have its place.
+        let is_free = |op: &&mut Op| {
+            op.generation == to.generation
+                && matches!(op.state, State::Done(res, _) if res > 0)
+                && matches!(op.keep, Keep::Send(_, Outgoing::Static(&[]), _))
+        };
+        let Some(send) = ops.get_mut(to.key as usize).filter(is_free) else { return Err(lent) };
+        // A panic is that of one connection: its task meets the same bytes.
+        let taken = catch_unwind(AssertUnwindSafe(|| pass.take(&lent.bytes()[..len], now_us)));
+        if !taken.unwrap_or(false) {
+            return Err(lent);
+        }
+        send.state = State::Quiet;
+        if let Keep::Send(_, what, offset) = &mut send.keep {
+            (*what, *offset) = (Outgoing::Chunk(Chunk::lent(lent, len)), 0);
+        }
+        if let Keep::Stream(_, onward) = &mut ops[key].keep {
+            *onward = Some(Onward { pass, to });
+        }
+        Ok(to.key as usize)
+    }
+
+    /// Notes what ended and what arrived. Nothing passes where the lane's time is not known: a task runs.
+    fn reap(&self, core: &mut Core, woken: &mut Vec<Waker>, now_us: Option<u64>) {
         let Core { uring, ops, grave, again, full, .. } = core;
-        let mut n = 0;
+        let (mut n, mut passed) = (0, 0);
         for cqe in uring.completion() {
             n += 1;
             let data = cqe.user_data();
@@ -585,15 +636,24 @@ impl Ring {
             };
             if cqueue::more(cqe.flags()) {
                 let lent = self.lend(cqe.flags());
-                if let (Some(lent), false) = (lent, matches!(op.state, State::Orphan)) {
-                    if let State::Wait(w) = std::mem::replace(&mut op.state, State::Quiet) {
-                        op.awaited = true;
-                        woken.push(w);
+                let (Some(lent), false) = (lent, matches!(op.state, State::Orphan)) else { continue };
+                let len = cqe.result().max(0) as usize;
+                let lent = match Self::send_on(ops, key, lent, len, now_us) {
+                    Ok(send) => {
+                        passed += 1;
+                        again.push(send);
+                        continue;
                     }
-                    op.inbox.push(lent, cqe.result().max(0) as usize, op.awaited);
-                    if op.inbox.bytes > INBOX_BYTES && !op.stopping {
-                        full.push(key);
-                    }
+                    Err(lent) => lent,
+                };
+                let op = &mut ops[key];
+                if let State::Wait(w) = std::mem::replace(&mut op.state, State::Quiet) {
+                    op.awaited = true;
+                    woken.push(w);
+                }
+                op.inbox.push(lent, len, op.awaited);
+                if op.inbox.bytes > INBOX_BYTES && !op.stopping {
+                    full.push(key);
                 }
                 continue;
             }
@@ -622,19 +682,22 @@ impl Ring {
             }
         }
         self.completions.set(self.completions.get() + n);
+        self.passed.set(self.passed.get() + passed);
         let batches = &self.batches[Scale::Batch.place(n)];
         batches.set(batches.get() + 1);
         while let Some(key) = core.full.pop() {
             let generation = core.ops[key].generation;
             self.cancel(core, OpId { key: key as u32, generation });
         }
-        while let Some(key) = core.again.pop() {
+        let mut again = std::mem::take(&mut core.again);
+        for key in again.drain(..) {
             let op = &core.ops[key];
             let Keep::Send(fd, what, offset) = &op.keep else { unreachable!("only sends go on") };
             let id = OpId { key: key as u32, generation: op.generation };
             let entry = send_entry(fd, what, *offset).user_data(id.user_data());
             self.push(core, entry);
         }
+        core.again = again;
     }
 
     /// Cancels everything, waits until the kernel has let go of it all, and closes the ring for new
@@ -650,7 +713,7 @@ impl Ring {
                 let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(IGNORED);
                 self.push(&mut core, entry);
             }
-            self.turn(Some(Duration::from_millis(if round < 2 { 0 } else { 5 })), &mut woken);
+            self.turn(Some(Duration::from_millis(if round < 2 { 0 } else { 5 })), &mut woken, || 0);
             let mut core = self.core.borrow_mut();
             let done: Vec<usize> =
                 core.ops.iter().filter(|(_, op)| matches!(op.state, State::Done(..))).map(|(k, _)| k).collect();
@@ -663,7 +726,7 @@ impl Ring {
             }
         }
         // Descriptors that the last round gave up are closed by the ring too.
-        self.turn(Some(Duration::ZERO), &mut woken);
+        self.turn(Some(Duration::ZERO), &mut woken, || 0);
         let mut core = self.core.borrow_mut();
         core.closed = true;
         let left = std::mem::take(&mut core.ops);

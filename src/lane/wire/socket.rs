@@ -18,7 +18,7 @@ use rustix::net::RecvFlags;
 use super::chunk::{Chunk, Outgoing};
 use super::pipe::KernelPipe;
 use super::ring::{Arrival, Fd, Keep, OpId, Ring};
-use super::{Conn, Drawn, Pipe, Wire};
+use super::{Conn, Drawn, Pass, Pipe, Wire};
 use crate::limits::{BODY_TURN_BYTES, FRAME_SIGHT_BYTES, HEAD_SIGHT_BYTES, RECV_BUFFER_BYTES};
 
 /// How far a lazy connection can be looked into.
@@ -433,6 +433,13 @@ impl Conn for Socket {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Poll::Ready(Err(self.send_failed(e))),
             }
+        }
+    }
+
+    fn pass_to(&self, to: &Socket, pass: Rc<dyn Pass>) {
+        let is_plain = !self.0.lazy.get() && self.0.streaming.get() && self.0.kept.borrow().is_none();
+        if let (true, Rx::Armed(id), Some(sent)) = (is_plain, self.0.rx.get(), to.0.tx.get()) {
+            self.0.ring.pass(id, sent, pass);
         }
     }
 
