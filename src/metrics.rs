@@ -251,7 +251,7 @@ lane_counters! {
     UploadSpliced       "corelane_relay_bytes"         r#"path="splice",direction="up""#   "Payload bytes that passed: copied, or moved within the kernel; down: of workers' answers to clients, up: of requests' bodies that were not held first.";
     RelayEvents         "corelane_relay_events"        r#"path="copy""#            "Times something of a worker's answer was given to a client's socket.";
     RelaySplices        "corelane_relay_events"        r#"path="splice""#          "Times something of a worker's answer was given to a client's socket.";
-    RelaySteady         "corelane_relay_steady"        ""                          "Copied events for which nobody was woken: the ring sent them on as they arrived.";
+    RelaySteady         "corelane_relay_steady"        ""                          "Copied events for which no task ran: the ring sent them on as they arrived (kernel 6.1 or newer).";
     AccessLogDropped    "corelane_access_log_dropped"  ""                          "Lines that the access log lacks because they came faster than they could be written.";
     NoBuffers           "corelane_ring_no_buffers"     ""                          "Receives that found the lane's buffer ring empty.";
     Enters              "corelane_ring_enters"         ""                          "System calls of the lanes' rings.";

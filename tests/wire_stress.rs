@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use corelane::lane::spawn::{Pulse, spawn};
 use corelane::lane::timers::{Timer, Timers};
 use corelane::lane::wire::driver::Driver;
-use corelane::lane::wire::ring::Ring;
-use corelane::lane::wire::socket::{Listener, RingWire};
+use corelane::lane::wire::ring::{Mode, Ring};
+use corelane::lane::wire::socket::{Listener, RingWire, Socket};
 use corelane::lane::wire::{Conn, Outgoing, Pass, Wire};
 use glommio::{LocalExecutorBuilder, Placement};
 
-/// One test at a time: both count the descriptors of the process.
+/// One test at a time: some count the descriptors of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// What the process has open, sockets and pipes by kind.
@@ -116,6 +116,7 @@ struct Bench {
     rng: RefCell<fastrand::Rng>,
     dropped: Cell<usize>,
     verified: Cell<usize>,
+    blocked: Cell<usize>,
 }
 
 /// Ready with `None` when the timer was first.
@@ -258,7 +259,14 @@ async fn ferry(bench: Rc<Bench>, from: SocketAddr, to: SocketAddr, id: u32) -> O
         (if r.bool() { 8 } else { r.u8(..8) }, r.u16(1..12_000), r.u64(..))
     };
     let mut rng = fastrand::Rng::with_seed(seed);
-    let (source, drain) = (bench.wire.connect(from).await.ok()?, bench.wire.connect(to).await.ok()?);
+    let source = bench.wire.connect(from).await.ok()?;
+    // Often with so little room that sends are taken in parts, and what passes meets one that has not ended.
+    let peer = TcpStream::connect(to).ok()?;
+    if id.is_multiple_of(2) {
+        socket2::SockRef::from(&peer).set_send_buffer_size(1).ok()?;
+    }
+    peer.set_nonblocking(true).ok()?;
+    let drain = Socket::new(peer.into(), bench.wire.ring());
     let mut head = vec![0u8; 8];
     head[..4].copy_from_slice(&id.to_le_bytes());
     head[4] = behaviour;
@@ -280,6 +288,9 @@ async fn ferry(bench: Rc<Bench>, from: SocketAddr, to: SocketAddr, id: u32) -> O
         match got {
             Some(Ok(chunk)) if !chunk.is_empty() => {
                 taken += chunk.len();
+                if drain.is_sending() {
+                    bench.blocked.set(bench.blocked.get() + 1);
+                }
                 if poll_fn(|cx| drain.poll_sent(cx)).await.is_err() {
                     return Some((0, size as usize * 7));
                 }
@@ -350,7 +361,7 @@ fn on_looking_lane<F: Future<Output = ()> + 'static>(
             let until = Instant::now() + Duration::from_secs(5);
             let mut woken = Vec::new();
             while ring.in_flight() > 0 && Instant::now() < until {
-                ring.turn(Some(Duration::from_millis(5)), &mut woken, || 0);
+                ring.turn(Some(Duration::from_millis(5)), &mut woken, || None);
             }
             assert_eq!(ring.in_flight(), 0, "operations leaked");
             assert_eq!(ring.lent(), 0, "receive buffers leaked");
@@ -383,6 +394,7 @@ fn abused_operations_leak_nothing_and_mix_nothing_up() {
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             dropped: Cell::new(0),
             verified: Cell::new(0),
+            blocked: Cell::new(0),
         });
         let streams: u32 = std::env::var("WIRE_STREAMS").ok().and_then(|s| s.parse().ok()).unwrap_or(4000);
         let queue = glommio::executor().current_task_queue();
@@ -425,6 +437,8 @@ fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
     let seen: &'static Mutex<Vec<(u32, usize)>> = Box::leak(Box::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
+    // Connections inherit it.
+    socket2::SockRef::from(&listener).set_recv_buffer_size(2304).unwrap();
     std::thread::spawn(move || {
         for s in listener.incoming().flatten() {
             std::thread::spawn(move || sink(s, seen));
@@ -443,6 +457,7 @@ fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             dropped: Cell::new(0),
             verified: Cell::new(0),
+            blocked: Cell::new(0),
         });
         let queue = glommio::executor().current_task_queue();
         let timer = timers.timer();
@@ -462,8 +477,12 @@ fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
             timer.set(timer.now_us() + 10_000);
             timer.due().await;
         }
-        assert!(ring.passed.get() > 5000, "only {} arrivals passed", ring.passed.get());
-        assert!(bench.verified.get() > 5_000_000, "only {} bytes passed to the end", bench.verified.get());
+        println!("{} arrivals passed, {} met a send under way", ring.passed.get(), bench.blocked.get());
+        if ring.mode() == Mode::Defer {
+            assert!(ring.passed.get() > 5000, "only {} arrivals passed", ring.passed.get());
+            assert!(bench.verified.get() > 5_000_000, "only {} bytes passed to the end", bench.verified.get());
+        }
+        assert!(bench.blocked.get() > 500, "only {} met a send under way", bench.blocked.get());
         assert!(bench.dropped.get() > streams as usize / 50, "only {} streams were given up", bench.dropped.get());
     });
     let expected = std::mem::take(&mut *expected.lock().unwrap());
@@ -526,7 +545,7 @@ fn a_panicking_task_ends_alone_and_gives_everything_back() {
             assert_eq!(pulse.panics(), 20);
             let mut woken = Vec::new();
             for _ in 0..100 {
-                ring.turn(Some(Duration::from_millis(2)), &mut woken, || 0);
+                ring.turn(Some(Duration::from_millis(2)), &mut woken, || None);
             }
             assert_eq!(ring.in_flight(), 0);
             ring.wind_down();
@@ -548,7 +567,7 @@ fn a_closed_client_is_noticed_behind_pipelined_bytes() {
         for pipelined in [false, true] {
             let mut peer = TcpStream::connect(to).unwrap();
             let fd = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
-            let conn = corelane::lane::wire::socket::Socket::new(fd, &ring);
+            let conn = Socket::new(fd, &ring);
             if pipelined {
                 peer.write_all(b"more to come").unwrap();
             }
@@ -577,7 +596,7 @@ fn waiting_sockets_hold_no_receive_buffer() {
         for _ in 0..200 {
             let peer = TcpStream::connect(to).unwrap();
             let fd = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
-            let conn = corelane::lane::wire::socket::Socket::new(fd, &ring);
+            let conn = Socket::new(fd, &ring);
             conn.arm();
             pairs.push((peer, conn));
         }
@@ -612,7 +631,7 @@ fn an_end_that_comes_together_with_bytes_is_seen() {
         for round in 0..120 {
             let mut peer = TcpStream::connect(to).unwrap();
             let fd = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
-            let conn = corelane::lane::wire::socket::Socket::new(fd, &ring);
+            let conn = Socket::new(fd, &ring);
             let (reset, busy) = (round % 2 == 0, round % 3 == 0);
             assert!(within(&timer, 1, |cx| conn.poll_recv(cx)).await.is_none(), "the receive waits in the kernel");
             // Both before the lane's next turn: one wake serves them.
@@ -649,7 +668,7 @@ fn a_looking_lane_minds_its_timers_its_sockets_and_its_end() {
         let listener = Listener::new(tcp.into(), &ring);
         let mut peer = TcpStream::connect(to).unwrap();
         let fd = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
-        let conn = corelane::lane::wire::socket::Socket::new(fd, &ring);
+        let conn = Socket::new(fd, &ring);
         let timer = timers.timer();
         for _ in 0..5 {
             let (enters, before) = (ring.enters.get(), Instant::now());

@@ -313,9 +313,9 @@ pub struct Request {
     pub answered_us: Cell<u64>,
     /// Whether bytes of an answer's body have been given to the client.
     pub body_begun: Cell<bool>,
-    /// Clock when that was last so, of an answer that is a stream; 0 before.
+    /// Clock when that was last so, of an answer that is a stream, as far as the walk knows; 0 before.
     pub event_us: Cell<u64>,
-    /// Bytes that the client has been sent.
+    /// Bytes that the client has been sent, as far as the walk knows: not what passes meanwhile.
     pub sent: Cell<u64>,
     /// Whether its end was counted.
     pub counted: Cell<bool>,

@@ -5,7 +5,8 @@
 //! down. An answer that breaks off never ends cleanly.
 //!
 //! What goes how is decided here, where the framing is known: heads and what stands between chunks are always received
-//! and read, payload is received and sent (`copy`) or moved by the kernel unseen (`splice`).
+//! and read, payload is received and sent (`copy`) or moved by the kernel unseen (`splice`). Of what is copied, the even flow
+//! of small pieces passes without the walk (`steady`).
 
 mod copy;
 mod drain;
@@ -244,7 +245,8 @@ impl Passing {
         self.note(lane, &piece, chunk.len());
         chunk.truncate(piece.len);
         // Line and payload leave together where both are there; else nothing waits.
-        let alone = piece.payload == 0 && self.followed && !self.done;
+        let followed = std::mem::take(&mut self.followed);
+        let alone = piece.payload == 0 && followed && !self.done;
         Ok(if alone { Outgoing::Ahead(chunk.into_vec()) } else { Outgoing::Chunk(chunk) })
     }
 

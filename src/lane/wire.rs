@@ -1,4 +1,4 @@
-//! The wire: sockets of one lane, behind two traits so that scripted wires can drive the real walk.
+//! The wire: sockets of one lane, behind traits so that scripted wires can drive the real walk.
 //!
 //! Takes buffers by value and gives them back when the kernel is done with them. Never lends a buffer to
 //! the kernel that a dropped future could free: whatever is in flight is owned by the ring (see [`ring`]).
@@ -59,8 +59,8 @@ impl Pipe for NoPipe {
 
 /// Who lets arrivals pass without being woken for them, see [`Conn::pass_to`].
 pub trait Pass {
-    /// Whether all of these bytes go on as they are. If not, nothing about them is noted: they are received as usual. Must
-    /// neither come back to the wire nor be dropped into it. `now_us` is the lane's clock.
+    /// Whether all of these bytes go on as they are. If not, nothing about them is noted: they are received as usual.
+    /// `now_us` is the lane's clock. Neither this nor the drop may come back to the wire. A panic counts as no.
     fn take(&self, bytes: &[u8], now_us: u64) -> bool;
 }
 
@@ -121,10 +121,10 @@ pub trait Conn: 'static {
         Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// From now on what arrives is sent on to `to`, as long as `pass` takes it and `to` has sent everything before it; nobody
-    /// is woken for that. What is not taken ends it: that and all behind it is received as usual, by the task that waited
-    /// last. So do the peer's end, and a receive that is asked for otherwise. A wire may do without: then everything is
-    /// received.
+    /// From now on what arrives is sent on to `to`, as long as `pass` takes it and what was last sent there is a chunk that
+    /// is gone and that nobody has collected; nobody is woken for that. What does not go on ends it: that and all behind
+    /// it is received as usual, by the task that waited last. So do the peer's end, and a receive that is asked for
+    /// otherwise. A wire may do without (rings of kernels before 6.1 do): then everything is received.
     fn pass_to(&self, _to: &Self, _pass: Rc<dyn Pass>) {}
 
     /// Puts bytes back that were received too early; the next receive gives them again.

@@ -7,14 +7,16 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corelane::boot::Gateway;
-use corelane::config::{Config, Relay, WorkerSpec};
+use corelane::config::{AccessLog, Config, Relay, WorkerSpec};
 use corelane::fault::What;
+use corelane::lane::wire::ring::{Mode, Ring};
 use corelane::metrics::Tally;
 use serde::{Deserialize, Serialize};
 
+use crate::access::Log;
 use crate::rig::{Answer, End, Http, config, in_flight, post, serve_each, start, tally_of, until};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -485,7 +487,11 @@ fn an_even_stream_passes_without_its_walk_and_is_counted_like_any_other() {
     const EVENTS: usize = 20;
     for framing in [Framing::Length, Framing::Chunked, Framing::UntilClose] {
         let worker = Worker::start();
-        let gateway = gateway(&worker, Relay::Auto, |c| c.stall_timeout = Duration::from_millis(400));
+        let log = Log::new(&format!("even-{framing:?}"));
+        let gateway = gateway(&worker, Relay::Auto, |c| {
+            c.stall_timeout = Duration::from_millis(400);
+            (c.access_log, c.access_log_path) = (AccessLog::All, log.path());
+        });
         let even = Plan { framing, pieces: vec![120; EVENTS], gap_ms: 40, ..Plan::default() };
         let ask = |plan: &Plan| {
             let mut ask = serde_json::to_value(plan).unwrap();
@@ -495,11 +501,15 @@ fn an_even_stream_passes_without_its_walk_and_is_counted_like_any_other() {
             http
         };
         // Twice as long as the worker may be silent.
+        let started = Instant::now();
         let answer = ask(&even).answer().expect(200);
+        let took = started.elapsed().as_secs_f64();
         assert!(answer.body == even.bytes());
         until("no request is in flight", || in_flight(&gateway) == 0);
         let steady = tally_of(&gateway, Tally::RelaySteady);
-        assert!(steady >= EVENTS as u64 / 2, "{framing:?}: {steady}");
+        // Older kernels have no streams of receives.
+        let passes = Ring::new().unwrap().mode() == Mode::Defer;
+        assert!(steady >= EVENTS as u64 / 2 || !passes, "{framing:?}: {steady}");
         assert_eq!(paths(&gateway), (120 * EVENTS as u64, 0));
         let framed = if framing == Framing::Chunked { EVENTS * 6 + 5 } else { 0 };
         let head: usize = answer.head.lines().map(|line| line.len() + 2).sum();
@@ -515,13 +525,17 @@ fn an_even_stream_passes_without_its_walk_and_is_counted_like_any_other() {
         ] {
             let gaps = sample(&name.replace("NAME", "count"));
             assert!(gaps + 3.0 >= EVENTS as f64, "{framing:?}: {gaps} gaps");
-            let mean = sample(&name.replace("NAME", "sum")) / gaps;
-            assert!((0.03..0.08).contains(&mean), "{framing:?}: {mean} s between events");
+            // All between the first and the last.
+            let sum = sample(&name.replace("NAME", "sum"));
+            assert!(
+                (0.039 * (gaps - 1.0)..took).contains(&sum),
+                "{framing:?}: {sum} s between {gaps} events in {took} s"
+            );
         }
 
         // The clock runs from the last event, and what had come before is the client's.
         let stalls = Plan { stalls_in: Some(EVENTS - 1), ..even.clone() };
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         assert_ne!(ask(&stalls).cut_answer(), Some(End::Whole), "{framing:?}");
         let least = Duration::from_millis(40 * (EVENTS as u64 - 1) + 400);
         assert!(started.elapsed() >= least, "{framing:?}: cut after {:?}", started.elapsed());
@@ -539,6 +553,11 @@ fn an_even_stream_passes_without_its_walk_and_is_counted_like_any_other() {
         assert!(tally_of(&gateway, Tally::RelaySteady) >= 3 * steady / 2 + EVENTS as u64 / 2);
         let faults = |what: What| gateway.shared().tallies.lanes().iter().map(|l| l.faults(what)).sum::<u64>();
         assert_eq!((faults(What::CutStalled), faults(What::Cut), faults(What::ClientLeft)), (1, 1, 1), "{framing:?}");
+        // The log knows what passed, too, however it ended.
+        let lines = log.lines(4);
+        let told = |line: &serde_json::Value| line["bytes_out"].as_u64().unwrap();
+        assert_eq!(told(&lines[0]), bytes_out, "{framing:?}");
+        assert_eq!(lines.iter().map(told).sum::<u64>(), tally_of(&gateway, Tally::ClientBytesOut), "{framing:?}");
     }
 }
 

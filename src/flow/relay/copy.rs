@@ -15,16 +15,16 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Wire};
 
 /// Waits until the next bytes are there and the client has taken the last ones. The deadline runs on for the
-/// worker while it is waited for, the stall clock for the client while that is. What `steady` takes of the connection goes
-/// `way`s without being waited for, and begins the worker's clock anew.
+/// worker while it is waited for, the stall clock for the client while that is. What goes on from a connection by a
+/// `steady` is not waited for, and begins the worker's clock anew.
 pub(super) async fn next<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
     mut receive: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Chunk>>,
     request: &Request,
-    mut way: Option<(&W::Conn, &Rc<Steady>)>,
+    steady: Option<(&W::Conn, &Rc<Steady>)>,
 ) -> Event {
-    let steady = way.map(|(_, steady)| steady);
+    let mut idle = steady;
     let deadline = request.deadline_us();
     let mut next: Option<Chunk> = None;
     let mut stall = None;
@@ -40,7 +40,7 @@ pub(super) async fn next<W: Wire>(
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
                 Poll::Pending if client.has_left(cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
                 Poll::Pending => {
-                    if let Some((conn, steady)) = way.take() {
+                    if let Some((conn, steady)) = idle.take() {
                         conn.pass_to(&client.conn, steady.clone());
                     }
                     // The body has become whole meanwhile.
@@ -49,7 +49,8 @@ pub(super) async fn next<W: Wire>(
                         client.timer.set(lane.stall_deadline(lane.wire.now_us(), limit, deadline));
                     }
                     while client.timer.poll_due(cx).is_ready() {
-                        let due_us = steady.map_or(0, |s| lane.stall_deadline(s.last_us(), limit, deadline));
+                        // Where nothing passes, due is due.
+                        let due_us = steady.map_or(0, |(_, s)| lane.stall_deadline(s.last_us(), limit, deadline));
                         if due_us <= lane.wire.now_us() {
                             return Poll::Ready(Event::Fault(request.ran_out(lane.wire.now_us())));
                         }

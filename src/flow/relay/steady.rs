@@ -81,19 +81,97 @@ impl Pass for Steady {
         if piece.done || piece.len < bytes.len() || is_large {
             return false;
         }
-        self.frame.set(frame);
         let len = bytes.len() as u64;
-        self.payload.set(self.payload.get() + piece.payload);
-        self.sent.set(self.sent.get() + len);
         self.tallies.add(Tally::RelayCopied, piece.payload);
         self.tallies.add(Tally::RelayEvents, 1);
         self.tallies.add(Tally::RelaySteady, 1);
         self.tallies.add(Tally::ClientBytesOut, len);
-        let last_us = self.last_us.replace(now_us);
         if self.is_stream {
             let place = self.view.borrow().label_place(self.label);
-            self.tallies.took(self.route, place, Time::Gap, now_us.saturating_sub(last_us));
+            self.tallies.took(self.route, place, Time::Gap, now_us.saturating_sub(self.last_us.get()));
         }
+        // Last, because a piece over which something panics was not taken.
+        self.frame.set(frame);
+        self.payload.set(self.payload.get() + piece.payload);
+        self.sent.set(self.sent.get() + len);
+        self.last_us.set(now_us);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Relay;
+    use crate::http1::{AnswerBody, Chunked};
+    use crate::shared::Shared;
+
+    fn steady(frame: Framing) -> Steady {
+        let shared = Shared::leak(1);
+        let view = Rc::new(RefCell::new(View::new(0, shared, None)));
+        let tallies = shared.tallies.lane(0);
+        let [payload, sent, last_us] = [const { Cell::new(0) }; 3];
+        let (route, label) = (0, Label::default());
+        Steady { tallies, view, route, label, is_stream: true, frame: Cell::new(frame), payload, sent, last_us }
+    }
+
+    /// Wherever an answer is cut in three, what goes on and what is left to the walk are all of it, in its framing.
+    #[test]
+    fn what_goes_on_and_what_the_walk_takes_are_the_whole_answer() {
+        let wire = b"5\r\nhello\r\n6;a=\"b\"\r\n world\r\n0\r\nX-T: 1\r\n\r\n";
+        for first in 1..wire.len() - 1 {
+            for second in first + 1..wire.len() {
+                let steady = steady(Framing::Chunked(Chunked::new()));
+                let pieces = [&wire[..first], &wire[first..second], &wire[second..]];
+                let (mut bytes, mut at) = (0, 0);
+                while at < 2 && steady.take(pieces[at], 7) {
+                    bytes += pieces[at].len() as u64;
+                    at += 1;
+                }
+                assert_eq!(at, 2, "cut at {first} and {second}");
+                assert!(!steady.take(pieces[2], 8), "the end is the walk's");
+                let counted = [Tally::RelayEvents, Tally::RelaySteady, Tally::ClientBytesOut, Tally::RelayCopied];
+                let copied = steady.payload.get();
+                assert_eq!(counted.map(|tally| steady.tallies.get(tally)), [2, 2, bytes, copied]);
+                assert_eq!((steady.sent.get(), steady.last_us()), (bytes, 7));
+                let mut frame = steady.frame.get();
+                let piece = frame.take(pieces[2]).unwrap_or_else(|_| panic!("cut at {first} and {second}"));
+                assert_eq!((piece.done, piece.len, copied + piece.payload), (true, pieces[2].len(), 11));
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_walk_has_to_see_is_left_alone() {
+        let chunked = || Framing::Chunked(Chunked::new());
+        let large = format!("{SPLICE_CHUNK_BYTES:x}\r\n");
+        let full = vec![b'x'; RECV_BUFFER_BYTES];
+        let cases: [(&str, Framing, &[u8]); 7] = [
+            ("the last chunk", chunked(), b"1\r\nx\r\n0\r\n\r\n"),
+            ("more than the answer", chunked(), b"0\r\n\r\nHTTP/1.1 200 OK"),
+            ("broken framing", chunked(), b"1\r\nxx\r\n"),
+            ("a large chunk's line", chunked(), large.as_bytes()),
+            ("the last bytes", Framing::Length(3), b"abc"),
+            ("more bytes than were told", Framing::Length(3), b"abcd"),
+            ("a full buffer", Framing::UntilClose, &full),
+        ];
+        for (what, frame, bytes) in cases {
+            let steady = steady(frame);
+            assert!(!steady.take(bytes, 7), "{what}");
+            let counted = [Tally::RelayEvents, Tally::RelaySteady, Tally::ClientBytesOut, Tally::RelayCopied];
+            assert_eq!(counted.map(|tally| steady.tallies.get(tally)), [0; 4], "{what}");
+            assert_eq!((steady.payload.get(), steady.sent.get(), steady.last_us()), (0, 0, 0), "{what}");
+            let unchanged = match (frame, steady.frame.get()) {
+                (Framing::Chunked(was), Framing::Chunked(is)) => was == is,
+                (Framing::Length(was), Framing::Length(is)) => was == is,
+                (was, is) => matches!((was, is), (Framing::UntilClose, Framing::UntilClose)),
+            };
+            assert!(unchanged, "{what}");
+        }
+        let mut passing = Passing::new(AnswerBody::Length(10), Relay::Auto, false, false);
+        let even = steady(Framing::Length(10));
+        assert!(even.take(b"abc", 7));
+        passing.passed(even.frame.get(), even.payload.get());
+        assert!(matches!(passing.frame, Framing::Length(7)) && passing.copied == 3);
     }
 }

@@ -53,7 +53,7 @@ impl Driver {
             let passed = self.ring.passed.get();
             self.ring.turn(wait, &mut woken, || {
                 self.now_us.set(self.epoch.elapsed().as_micros() as u64);
-                self.now_us.get()
+                Some(self.now_us.get())
             });
             let now = self.now_us.get();
             let passed = self.ring.passed.get() != passed;

@@ -1,11 +1,13 @@
 //! The lane's own io_uring: submission, completion, cancellation, and the ownership of what is in flight.
 //!
 //! Takes operations together with everything they point to (file, buffer, address) and gives results to
-//! whoever asks by id. Never frees what the kernel may still touch: an operation that nobody waits for any
+//! whoever asks by id; arrivals that are to go on as they are (see [`Pass`]) become the next send, and nobody is asked.
+//! Never frees what the kernel may still touch: an operation that nobody waits for any
 //! more is cancelled and kept as an orphan until its completion arrives.
 //!
 //! Single-threaded by construction (`Rc`); `user_data` is (generation, key), so that a late completion can
-//! never be taken for a newer operation in the same place.
+//! never be taken for a newer operation in the same place. Only sends of what passes follow one another under one name:
+//! each has one completion, after which the next begins, and what is given up is not begun again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -336,7 +338,8 @@ impl Ring {
                 // A full completion queue: the entries stay queued until there is room in it.
                 let mut late = std::mem::take(&mut core.late);
                 self.reap(core, &mut late, None);
-                core.late = late;
+                // Queueing what that found may have come here, too.
+                core.late.append(&mut late);
             }
         }
     }
@@ -378,8 +381,8 @@ impl Ring {
         Poll::Ready(Arrival::Last(res, self.lend(flags), op.keep))
     }
 
-    /// Lets a stream's arrivals go on to where a send went before, while that and `pass` take them; not while some are still
-    /// to be collected.
+    /// Lets a stream's arrivals go on in the place of a chunk's send, whenever the last one there has ended well and as
+    /// long as `pass` takes them; not while some are still to be collected.
     pub fn pass(&self, id: OpId, to: OpId, pass: Rc<dyn Pass>) {
         let mut core = self.core.borrow_mut();
         let op = core.op(id);
@@ -548,8 +551,9 @@ impl Ring {
     }
 
     /// Submits what is queued and, when `wait` is given, sleeps until a completion or that time has passed.
-    /// Wakers of what ended are put into `woken`; `clock` is asked, after the sleep, for the lane's time.
-    pub fn turn(&self, wait: Option<Duration>, woken: &mut Vec<Waker>, clock: impl FnOnce() -> u64) {
+    /// Wakers of what ended are put into `woken`; `clock` is asked, after the sleep, for the lane's time,
+    /// without which nothing passes.
+    pub fn turn(&self, wait: Option<Duration>, woken: &mut Vec<Waker>, clock: impl FnOnce() -> Option<u64>) {
         if let Some(b) = &self.buffers {
             b.restock();
         }
@@ -575,7 +579,7 @@ impl Ring {
                 "io_uring_enter: {e}"
             );
         }
-        self.reap(&mut core, woken, Some(clock()));
+        self.reap(&mut core, woken, clock());
         woken.append(&mut core.late);
         let grave = std::mem::take(&mut core.grave);
         drop(core);
@@ -713,7 +717,7 @@ impl Ring {
                 let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(IGNORED);
                 self.push(&mut core, entry);
             }
-            self.turn(Some(Duration::from_millis(if round < 2 { 0 } else { 5 })), &mut woken, || 0);
+            self.turn(Some(Duration::from_millis(if round < 2 { 0 } else { 5 })), &mut woken, || None);
             let mut core = self.core.borrow_mut();
             let done: Vec<usize> =
                 core.ops.iter().filter(|(_, op)| matches!(op.state, State::Done(..))).map(|(k, _)| k).collect();
@@ -726,7 +730,7 @@ impl Ring {
             }
         }
         // Descriptors that the last round gave up are closed by the ring too.
-        self.turn(Some(Duration::ZERO), &mut woken, || 0);
+        self.turn(Some(Duration::ZERO), &mut woken, || None);
         let mut core = self.core.borrow_mut();
         core.closed = true;
         let left = std::mem::take(&mut core.ops);
