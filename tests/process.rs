@@ -232,6 +232,23 @@ fn a_gateway_that_ends_at_once_or_is_killed_resets_what_a_close_would_complete()
     }
 }
 
+/// What arrived while the process was stopped, as a pause of a virtual machine stops it, counts before the clock does.
+#[test]
+fn a_gateway_that_stood_still_gives_nobody_up_for_it() {
+    let (_worker, url) = worker(0, &[]);
+    let (gateway, address) = gateway(&[&url], &["--stall-timeout-secs", "1", "--write-stall-timeout-secs", "1"]);
+    // More than the kernel gives in one turn.
+    let streams: Vec<Slow> = (0..60).map(|_| Slow::start(address, 30, 100)).collect();
+    gateway.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(2500));
+    gateway.signal(Signal::CONT);
+    for stream in streams {
+        let (seen, clean) = stream.rest();
+        assert!(clean && seen.contains("data: [DONE]"), "{seen}");
+        assert!(events(&seen) >= 30, "{}", events(&seen));
+    }
+}
+
 #[test]
 fn the_grace_period_bounds_the_wait() {
     let (_worker, url) = worker(0, &[]);

@@ -3,6 +3,7 @@
 //! Takes the ring, the timers and the pulse; gives wake-ups. Blocks in the kernel only when a whole yield
 //! cycle ran no task and, where it is told to, looking for more in vain took as long as it may; and then no longer
 //! than the next timer. A look is a whole turn that does not block: clock, timers, bell and end are minded as ever.
+//! After a standstill what arrived meanwhile is taken first, and only then the clock is held against the timers.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,6 +16,10 @@ use crate::lane::timers::Timers;
 
 /// Longest sleep without a completion or a timer: a bound on what a lost wake-up could cost.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+/// Microseconds beyond its sleep after which a turn says that the lane stood still: its process was stopped, or starved.
+const STANDSTILL_US: u64 = 250_000;
+/// Turns in which it then takes what arrived meanwhile, of which the kernel gives a few tens at a time.
+const CATCH_UP_TURNS: usize = 10_000;
 /// Yield cycles that may run tasks before the ring is looked at again.
 const CYCLES: usize = 4;
 
@@ -51,10 +56,13 @@ impl Driver {
                 self.timers.next_us().map_or(LONGEST_SLEEP, |us| Duration::from_micros(us).min(LONGEST_SLEEP))
             });
             let passed = self.ring.passed.get();
-            self.ring.turn(wait, &mut woken, || {
-                self.now_us.set(self.epoch.elapsed().as_micros() as u64);
-                Some(self.now_us.get())
-            });
+            self.turn(wait, &mut woken);
+            let due = was + wait.map_or(0, |wait| wait.as_micros() as u64);
+            if self.now_us.get() > due + STANDSTILL_US {
+                // Nobody's time is over before what came in it was seen.
+                let brought_some = |_: &usize| self.turn(None, &mut woken) > 0;
+                (0..CATCH_UP_TURNS).take_while(brought_some).for_each(drop);
+            }
             let now = self.now_us.get();
             let passed = self.ring.passed.get() != passed;
             self.timers.advance(now, &mut woken);
@@ -80,6 +88,16 @@ impl Driver {
                 self.late_wakes.set(self.late_wakes.get() + in_vain as u64);
             }
         }
+    }
+
+    /// A turn of the ring, and the clock as it is then; gives how many completions it brought.
+    fn turn(&self, wait: Option<Duration>, woken: &mut Vec<Waker>) -> u64 {
+        let before = self.ring.completions.get();
+        self.ring.turn(wait, woken, || {
+            self.now_us.set(self.epoch.elapsed().as_micros() as u64);
+            Some(self.now_us.get())
+        });
+        self.ring.completions.get() - before
     }
 
     /// Lets tasks run; true when in the end none was runnable.
