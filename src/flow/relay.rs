@@ -442,13 +442,13 @@ async fn pass<W: Wire>(
             Path::Copy => {
                 // The next part is asked for in the same turn that sends this one.
                 conn.arm();
-                let way = (alone && passing.is_steady(request)).then(|| {
+                let even = (alone && passing.is_steady(request)).then(|| {
                     let steady = steady.get_or_insert_with(|| Steady::new(lane, request));
                     steady.begin(passing.frame, lane.wire.now_us());
                     (conn, &*steady)
                 });
-                let event = copy::next(lane, client, |cx| conn.poll_recv(cx), request, way).await;
-                if let Some((_, steady)) = way {
+                let event = copy::next(lane, client, |cx| conn.poll_recv(cx), request, even).await;
+                if let Some((_, steady)) = even {
                     steady.end(passing, request);
                 }
                 event

@@ -15,8 +15,8 @@ use crate::lane::Lane;
 use crate::lane::wire::{Chunk, Conn, Wire};
 
 /// Waits until the next bytes are there and the client has taken the last ones. The deadline runs on for the
-/// worker while it is waited for, the stall clock for the client while that is. What goes on from a connection by a
-/// `steady` is not waited for, and begins the worker's clock anew.
+/// worker while it is waited for, the stall clock for the client while that is. What `steady` sends on of a
+/// connection is not waited for, and begins the worker's clock anew.
 pub(super) async fn next<W: Wire>(
     lane: &Lane<W>,
     client: &Client<W::Conn>,
@@ -24,7 +24,7 @@ pub(super) async fn next<W: Wire>(
     request: &Request,
     steady: Option<(&W::Conn, &Rc<Steady>)>,
 ) -> Event {
-    let mut idle = steady;
+    let mut to_start = steady;
     let deadline = request.deadline_us();
     let mut next: Option<Chunk> = None;
     let mut stall = None;
@@ -40,7 +40,7 @@ pub(super) async fn next<W: Wire>(
                 Poll::Ready(end) => return Poll::Ready(Event::WorkerEnded(end.is_ok())),
                 Poll::Pending if client.has_left(cx) => return Poll::Ready(Event::Fault(What::ClientLeft)),
                 Poll::Pending => {
-                    if let Some((conn, steady)) = idle.take() {
+                    if let Some((conn, steady)) = to_start.take() {
                         conn.pass_to(&client.conn, steady.clone());
                     }
                     // The body has become whole meanwhile.

@@ -82,14 +82,14 @@ impl Pass for Steady {
             return false;
         }
         let len = bytes.len() as u64;
-        self.tallies.add(Tally::RelayCopied, piece.payload);
-        self.tallies.add(Tally::RelayEvents, 1);
-        self.tallies.add(Tally::RelaySteady, 1);
-        self.tallies.add(Tally::ClientBytesOut, len);
         if self.is_stream {
             let place = self.view.borrow().label_place(self.label);
             self.tallies.took(self.route, place, Time::Gap, now_us.saturating_sub(self.last_us.get()));
         }
+        self.tallies.add(Tally::RelayCopied, piece.payload);
+        self.tallies.add(Tally::RelayEvents, 1);
+        self.tallies.add(Tally::RelaySteady, 1);
+        self.tallies.add(Tally::ClientBytesOut, len);
         // Last, because a piece over which something panics was not taken.
         self.frame.set(frame);
         self.payload.set(self.payload.get() + piece.payload);
@@ -106,8 +106,7 @@ mod tests {
     use crate::http1::{AnswerBody, Chunked};
     use crate::shared::Shared;
 
-    fn steady(frame: Framing) -> Steady {
-        let shared = Shared::leak(1);
+    fn steady(shared: &'static Shared, frame: Framing) -> Steady {
         let view = Rc::new(RefCell::new(View::new(0, shared, None)));
         let tallies = shared.tallies.lane(0);
         let [payload, sent, last_us] = [const { Cell::new(0) }; 3];
@@ -115,13 +114,20 @@ mod tests {
         Steady { tallies, view, route, label, is_stream: true, frame: Cell::new(frame), payload, sent, last_us }
     }
 
+    fn counted(steady: &Steady) -> [u64; 4] {
+        let tallies = [Tally::RelayEvents, Tally::RelaySteady, Tally::ClientBytesOut, Tally::RelayCopied];
+        tallies.map(|tally| steady.tallies.get(tally))
+    }
+
     /// Wherever an answer is cut in three, what goes on and what is left to the walk are all of it, in its framing.
     #[test]
     fn what_goes_on_and_what_the_walk_takes_are_the_whole_answer() {
         let wire = b"5\r\nhello\r\n6;a=\"b\"\r\n world\r\n0\r\nX-T: 1\r\n\r\n";
+        let shared = Shared::leak(1);
         for first in 1..wire.len() - 1 {
             for second in first + 1..wire.len() {
-                let steady = steady(Framing::Chunked(Chunked::new()));
+                let steady = steady(shared, Framing::Chunked(Chunked::new()));
+                let before = counted(&steady);
                 let pieces = [&wire[..first], &wire[first..second], &wire[second..]];
                 let (mut bytes, mut at) = (0, 0);
                 while at < 2 && steady.take(pieces[at], 7) {
@@ -130,9 +136,9 @@ mod tests {
                 }
                 assert_eq!(at, 2, "cut at {first} and {second}");
                 assert!(!steady.take(pieces[2], 8), "the end is the walk's");
-                let counted = [Tally::RelayEvents, Tally::RelaySteady, Tally::ClientBytesOut, Tally::RelayCopied];
                 let copied = steady.payload.get();
-                assert_eq!(counted.map(|tally| steady.tallies.get(tally)), [2, 2, bytes, copied]);
+                let more = counted(&steady).into_iter().zip(before).map(|(after, before)| after - before);
+                assert_eq!(more.collect::<Vec<_>>(), [2, 2, bytes, copied]);
                 assert_eq!((steady.sent.get(), steady.last_us()), (bytes, 7));
                 let mut frame = steady.frame.get();
                 let piece = frame.take(pieces[2]).unwrap_or_else(|_| panic!("cut at {first} and {second}"));
@@ -155,11 +161,11 @@ mod tests {
             ("more bytes than were told", Framing::Length(3), b"abcd"),
             ("a full buffer", Framing::UntilClose, &full),
         ];
+        let shared = Shared::leak(1);
         for (what, frame, bytes) in cases {
-            let steady = steady(frame);
+            let steady = steady(shared, frame);
             assert!(!steady.take(bytes, 7), "{what}");
-            let counted = [Tally::RelayEvents, Tally::RelaySteady, Tally::ClientBytesOut, Tally::RelayCopied];
-            assert_eq!(counted.map(|tally| steady.tallies.get(tally)), [0; 4], "{what}");
+            assert_eq!(counted(&steady), [0; 4], "{what}");
             assert_eq!((steady.payload.get(), steady.sent.get(), steady.last_us()), (0, 0, 0), "{what}");
             let unchanged = match (frame, steady.frame.get()) {
                 (Framing::Chunked(was), Framing::Chunked(is)) => was == is,
@@ -169,7 +175,7 @@ mod tests {
             assert!(unchanged, "{what}");
         }
         let mut passing = Passing::new(AnswerBody::Length(10), Relay::Auto, false, false);
-        let even = steady(Framing::Length(10));
+        let even = steady(shared, Framing::Length(10));
         assert!(even.take(b"abc", 7));
         passing.passed(even.frame.get(), even.payload.get());
         assert!(matches!(passing.frame, Framing::Length(7)) && passing.copied == 3);

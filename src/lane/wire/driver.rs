@@ -3,7 +3,7 @@
 //! Takes the ring, the timers and the pulse; gives wake-ups. Blocks in the kernel only when a whole yield
 //! cycle ran no task and, where it is told to, looking for more in vain took as long as it may; and then no longer
 //! than the next timer. A look is a whole turn that does not block: clock, timers, bell and end are minded as ever.
-//! After a standstill what arrived meanwhile is taken first, and only then the clock is held against the timers.
+//! After a standstill tasks see what arrived meanwhile, and only then the clock is held against the timers.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,10 +16,11 @@ use crate::lane::timers::Timers;
 
 /// Longest sleep without a completion or a timer: a bound on what a lost wake-up could cost.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
-/// Microseconds beyond its sleep after which a turn says that the lane stood still: its process was stopped, or starved.
+/// Microseconds beyond its sleep after which a turn says that the lane stood still: its process was stopped, or starved,
+/// or its tasks ran for so long.
 const STANDSTILL_US: u64 = 250_000;
-/// Turns in which it then takes what arrived meanwhile, of which the kernel gives a few tens at a time.
-const CATCH_UP_TURNS: usize = 10_000;
+/// Microseconds for which what arrived in a standstill goes before the timers, if there is so much of it.
+const CATCH_UP_US: u64 = 500_000;
 /// Yield cycles that may run tasks before the ring is looked at again.
 const CYCLES: usize = 4;
 
@@ -49,23 +50,28 @@ impl Driver {
         let mut quiet = false;
         // The clock at the first look since there was something to do.
         let mut looks_since: Option<u64> = None;
+        // The clock when a standstill was found out, until all that came in it is seen.
+        let mut behind_since: Option<u64> = None;
         while !ended() {
             let was = self.now_us.get();
             let looks = quiet && self.busy_poll_us > 0 && looks_since.is_none_or(|us| was - us < self.busy_poll_us);
-            let wait = (quiet && !looks).then(|| {
+            let wait = (quiet && !looks && behind_since.is_none()).then(|| {
                 self.timers.next_us().map_or(LONGEST_SLEEP, |us| Duration::from_micros(us).min(LONGEST_SLEEP))
             });
             let passed = self.ring.passed.get();
-            self.turn(wait, &mut woken);
-            let due = was + wait.map_or(0, |wait| wait.as_micros() as u64);
-            if self.now_us.get() > due + STANDSTILL_US {
-                // Nobody's time is over before what came in it was seen.
-                let brought_some = |_: &usize| self.turn(None, &mut woken) > 0;
-                (0..CATCH_UP_TURNS).take_while(brought_some).for_each(drop);
-            }
+            let brought = self.turn(wait, &mut woken);
             let now = self.now_us.get();
             let passed = self.ring.passed.get() != passed;
-            self.timers.advance(now, &mut woken);
+            let due = was + wait.map_or(0, |wait| wait.as_micros() as u64);
+            behind_since = match behind_since {
+                None if now > due + STANDSTILL_US => Some(now),
+                Some(_) if quiet && brought == 0 => None,
+                since => since.filter(|since| now - since <= CATCH_UP_US),
+            };
+            // Nobody's time is over before what came in a standstill was seen.
+            if behind_since.is_none() {
+                self.timers.advance(now, &mut woken);
+            }
             let in_vain = quiet && woken.is_empty() && !passed;
             if wait.is_some() && self.busy_poll_us > 0 {
                 // What it did since `was` is the end of a look in vain.
