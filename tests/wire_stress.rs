@@ -119,6 +119,35 @@ struct Bench {
     blocked: Cell<usize>,
 }
 
+impl Bench {
+    fn new(wire: RingWire, timers: &Rc<Timers>, seed: u64) -> Rc<Bench> {
+        Rc::new(Bench {
+            wire,
+            timers: timers.clone(),
+            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            dropped: Cell::new(0),
+            verified: Cell::new(0),
+            blocked: Cell::new(0),
+        })
+    }
+
+    /// Waits, looking so often, until no more than so many tasks are alive.
+    async fn down_to(&self, pulse: &Pulse, most: usize, step_us: u64) {
+        let timer = self.timers.timer();
+        while pulse.alive() > most {
+            timer.set(timer.now_us() + step_us);
+            timer.due().await;
+        }
+    }
+}
+
+/// `WIRE_SEED`, or any.
+fn seed() -> u64 {
+    let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("WIRE_SEED={seed}");
+    seed
+}
+
 /// Ready with `None` when the timer was first.
 async fn within<T>(timer: &Timer, us: u64, mut poll: impl FnMut(&mut std::task::Context<'_>) -> Poll<T>) -> Option<T> {
     timer.set(timer.now_us() + us);
@@ -384,33 +413,18 @@ fn abused_operations_leak_nothing_and_mix_nothing_up() {
     let executors = before.len() - bare.len();
     let operations = Arc::new(AtomicUsize::new(0));
     let counted = operations.clone();
-    let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("WIRE_SEED={seed}");
+    let seed = seed();
     // By the seed, the lane sleeps at once or looks for work before it does.
     on_looking_lane(seed % 2 * 50, move |ring, timers, pulse, wire| async move {
-        let bench = Rc::new(Bench {
-            wire,
-            timers: timers.clone(),
-            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
-            dropped: Cell::new(0),
-            verified: Cell::new(0),
-            blocked: Cell::new(0),
-        });
+        let bench = Bench::new(wire, &timers, seed);
         let streams: u32 = std::env::var("WIRE_STREAMS").ok().and_then(|s| s.parse().ok()).unwrap_or(4000);
         let queue = glommio::executor().current_task_queue();
-        let timer = timers.timer();
         for id in 0..streams {
             // No more at once than there are peers to serve them.
-            while pulse.alive() > 60 {
-                timer.set(timer.now_us() + 1);
-                timer.due().await;
-            }
+            bench.down_to(&pulse, 60, 1).await;
             spawn(&pulse, queue, abuse(bench.clone(), to, id));
         }
-        while pulse.alive() > 1 {
-            timer.set(timer.now_us() + 10_000);
-            timer.due().await;
-        }
+        bench.down_to(&pulse, 1, 10_000).await;
         assert!(bench.dropped.get() > streams as usize / 4, "only {} operations were given up", bench.dropped.get());
         assert!(bench.verified.get() > streams as usize / 10, "only {} streams came whole", bench.verified.get());
         counted.store(ring.completions.get() as usize, Ordering::Relaxed);
@@ -445,27 +459,15 @@ fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
         }
     });
     let before = open_fds();
-    let seed = std::env::var("WIRE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("WIRE_SEED={seed}");
+    let seed = seed();
     let streams: u32 = 1500;
     let expected: Arc<Mutex<Vec<(u32, usize, usize)>>> = Arc::default();
     let noted = expected.clone();
     on_looking_lane(seed % 2 * 50, move |ring, timers, pulse, wire| async move {
-        let bench = Rc::new(Bench {
-            wire,
-            timers: timers.clone(),
-            rng: RefCell::new(fastrand::Rng::with_seed(seed)),
-            dropped: Cell::new(0),
-            verified: Cell::new(0),
-            blocked: Cell::new(0),
-        });
+        let bench = Bench::new(wire, &timers, seed);
         let queue = glommio::executor().current_task_queue();
-        let timer = timers.timer();
         for id in 0..streams {
-            while pulse.alive() > 30 {
-                timer.set(timer.now_us() + 1);
-                timer.due().await;
-            }
+            bench.down_to(&pulse, 30, 1).await;
             let (bench, noted) = (bench.clone(), noted.clone());
             spawn(&pulse, queue, async move {
                 if let Some((least, most)) = ferry(bench, from, to, id).await {
@@ -473,10 +475,7 @@ fn what_passes_without_its_task_reaches_the_other_side_as_it_came() {
                 }
             });
         }
-        while pulse.alive() > 1 {
-            timer.set(timer.now_us() + 10_000);
-            timer.due().await;
-        }
+        bench.down_to(&pulse, 1, 10_000).await;
         println!(
             "{} arrivals passed, {} were collected behind a send under way",
             ring.passed.get(),
